@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"bufio"
+	"encoding/json"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func eachLine(t testing.TB, name string, visit func(line []byte)) {
+	t.Helper()
+	f, err := os.Open("../test/testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		visit(s.Bytes())
+	}
+}
+
+// recorded returns the services that real clusters published, by key.
+func recorded(t testing.TB) map[string]string {
+	t.Helper()
+	services := make(map[string]string)
+	for _, file := range []string{"kvstore-state-east.jsonl", "kvstore-cache-mock.jsonl", "kvstore-cache-mock-ipv6-wireguard.jsonl"} {
+		eachLine(t, file, func(line []byte) {
+			var kv struct{ Key, Value string }
+			if err := json.Unmarshal(line, &kv); err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(kv.Key, "/services/v1/") {
+				services[kv.Key] = kv.Value
+			}
+		})
+	}
+	if len(services) < 5 {
+		t.Fatalf("only %d services were recorded", len(services))
+	}
+	return services
+}
+
+func TestRoundTrip(t *testing.T) {
+	for key, value := range recorded(t) {
+		s, err := Parse([]byte(value))
+		if err != nil {
+			t.Errorf("%s: %v", key, err)
+			continue
+		}
+		if err := s.Validate(s.Namespace+"/"+s.Name, s.Cluster, s.ClusterID); err != nil {
+			t.Errorf("%s: %v", key, err)
+		}
+		got, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Addresses are sorted as values, not as text: compare what was written, not the order.
+		var a, b any
+		if json.Unmarshal([]byte(value), &a) != nil || json.Unmarshal(got, &b) != nil {
+			t.Fatal("not JSON")
+		}
+		if diff := cmp.Diff(a, b); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", key, diff)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	seen := 0
+	eachLine(t, "validation.jsonl", func(line []byte) {
+		var v struct {
+			Accepted  bool
+			Error     string `json:"cilium_error"`
+			Kind      string
+			Key       string `json:"key_suffix"`
+			Cluster   string `json:"remote_cluster"`
+			ClusterID uint32 `json:"remote_cluster_id"`
+			Value     string
+		}
+		if err := json.Unmarshal(line, &v); err != nil {
+			t.Fatal(err)
+		}
+		if v.Kind != "service" {
+			return
+		}
+		seen++
+		s, err := Parse([]byte(v.Value))
+		if err == nil {
+			err = s.Validate(v.Key, v.Cluster, v.ClusterID)
+		}
+		if (err == nil) != v.Accepted {
+			t.Errorf("%s: got %v, want accepted=%v (%s)", v.Value, err, v.Accepted, v.Error)
+		}
+	})
+	if seen == 0 {
+		t.Fatal("no service was tried")
+	}
+	for name, value := range map[string]string{
+		"CIDR as backend":  `{"backends":{"10.0.0.0/8":{}}}`,
+		"zone as backend":  `{"backends":{"fe80::1%eth0":{}}}`,
+		"empty frontend":   `{"frontends":{"":{}}}`,
+		"port of 17 bits":  `{"backends":{"10.0.0.1":{"http":{"Protocol":"TCP","Port":65536}}}}`,
+		"not JSON":         `x`,
+		"backends no map":  `{"backends":[]}`,
+		"negative cluster": `{"clusterID":-1}`,
+	} {
+		if s, err := Parse([]byte(value)); err == nil {
+			t.Errorf("%s: accepted as %+v", name, s)
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	table := NewTable()
+	backends := map[netip.Addr]Ports{netip.MustParseAddr("10.1.1.10"): {"http": {"TCP", 8080}}}
+	table.Upsert(Service{Cluster: "west", Namespace: "shop", Name: "web"})
+	table.Upsert(Service{Cluster: "east", Namespace: "shop", Name: "web"})
+	table.Upsert(Service{Cluster: "east", Namespace: "shop", Name: "web", Backends: backends})
+	all := table.Snapshot()
+	if len(all) != 2 || all[0].Cluster != "east" || len(all[0].Backends) != 1 {
+		t.Errorf("got %+v", all)
+	}
+	table.Delete("east", "shop", "web")
+	table.Delete("east", "shop", "web")
+	if table.Len() != 1 || table.Snapshot()[0].Cluster != "west" {
+		t.Errorf("got %+v", table.Snapshot())
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, value := range recorded(f) {
+		f.Add([]byte(value))
+	}
+	f.Fuzz(func(t *testing.T, value []byte) {
+		s, err := Parse(value)
+		if err != nil {
+			return
+		}
+		encoded, err := json.Marshal(s)
+		if err != nil {
+			t.Fatalf("cannot encode what was decoded: %v", err)
+		}
+		if _, err := Parse(encoded); err != nil {
+			t.Fatalf("cannot decode what was encoded: %v\n%s", err, encoded)
+		}
+	})
+}
