@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# make demo   the two-cluster lab, from nothing to its end
+# make test   every test, the privileged ones on the real kernel included (as root)
+# make help   all targets
+
+SHELL   := /bin/bash -o pipefail
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+BIN     := bin
+
+# What the project needs of Debian 12 beyond Go, git, make and apt. The compiler is pinned because its output is
+# committed; where the archive has moved on from another version, the one it has is taken and said so.
+DEBS := \
+	bpftool=7.1.0+6.1.192-2 \
+	clang-19=1:19.1.7-3~deb12u1 \
+	gcc=4:12.2.0-3 \
+	iproute2=6.1.0-3 \
+	libbpf-dev=1:1.1.2-0+deb12u1 \
+	libc6-dev=2.36-9+deb12u14 \
+	linux-libc-dev=6.1.192-2 \
+	llvm-19=1:19.1.7-3~deb12u1
+
+# Packages that only `make test-kernels` needs.
+VM_DEBS := qemu-system-x86=1:7.2+dfsg-7+deb12u18+b3
+
+export CGO_ENABLED ?= 0
+
+.PHONY: help deps build demo test check generate bench fuzz lab test-kernels mechanisms clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+deps: ## install what is missing of the Debian packages, and fetch the Go modules and tools
+	@.ci/deps $(DEBS)
+	@go mod download
+
+build: ## build bin/weft and bin/weft-lab (needs Go only)
+	@mkdir -p $(BIN)
+	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/ ./cmd/weft ./cmd/weft-lab
+
+demo: deps build ## run the two-cluster lab to its end and tell what happens
+	$(BIN)/weft-lab demo
+
+lab: deps build ## build the two-cluster lab and leave it up to play with
+	$(BIN)/weft-lab up
+
+test: deps ## run every test with the race detector
+	CGO_ENABLED=1 go test -race -count=1 -timeout 15m ./...
+
+check: deps ## gofmt, vet, staticcheck, tidy, generated files unchanged, architecture
+	@out=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); [ -z "$$out" ] || { echo "gofmt would change: $$out"; exit 1; }
+	go vet ./...
+	go tool staticcheck ./...
+	go mod tidy -diff
+	@before=$$(sha256sum bpf/*_bpfel.*); $(MAKE) -s generate; \
+		[ "$$before" = "$$(sha256sum bpf/*_bpfel.*)" ] || { echo "bpf: generated files are not what the C makes: run 'make generate' and commit"; exit 1; }
+	go test -count=1 .
+	@$(MAKE) -s mechanisms >/dev/null
+
+generate: ## compile the BPF C (needs clang-19) and write its Go mirrors
+	go generate ./bpf
+
+bench: deps ## measure, as ratios against baselines of the same run (BENCH=regexp, COUNT=n)
+	go test -run '^$$' -bench '$(or $(BENCH),.)' -benchtime 1x -count $(or $(COUNT),3) -timeout 30m ./test/bench
+
+fuzz: ## fuzz every target for FUZZTIME (30s)
+	@for pkg in $$(go list ./...); do \
+		for f in $$(go test -list '^Fuzz' $$pkg 2>/dev/null | grep '^Fuzz'); do \
+			echo "== $$pkg $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(or $(FUZZTIME),30s) $$pkg || exit 1; \
+		done; done
+
+test-kernels: deps ## run the kernel tests under Debian's own kernels in QEMU (KERNELS="6.1 6.12")
+	@.ci/deps $(VM_DEBS)
+	go run ./test/kernels $(KERNELS)
+
+mechanisms: ## print the mechanisms that no test names yet
+	@named=$$(git grep -hoE '// mechanism:.*' -- '*_test.go' | cut -d: -f2 | tr ' ' '\n' | sort -u); \
+		grep -v '^#' test/mechanisms.txt | while read -r id what; do \
+			grep -qx "$$id" <<<"$$named" || echo "$$id $$what"; done; \
+		unknown=$$(comm -23 <(grep . <<<"$$named") <(grep -v '^#' test/mechanisms.txt | cut -d' ' -f1 | sort -u)); \
+		[ -z "$$unknown" ] || { echo "unknown ids: $$unknown" >&2; exit 1; }
+
+clean: ## take the lab down and remove what was built
+	@[ ! -x $(BIN)/weft-lab ] || $(BIN)/weft-lab down
+	rm -rf $(BIN) .cache
