@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+)
+
+// plain is a TCP packet from an address to west.
+func plain(src string) []byte {
+	return ethernet(ethTypeIPv4, v4{src: netip.MustParseAddr(src), dst: west4, protocol: ProtocolTCP, ihl: -1}.with(tcp()))
+}
+
+// TestCounters sends packets of every verdict and both directions and wants exactly their counts and bytes.
+func TestCounters(t *testing.T) {
+	k := loadKernel(t)
+	k.configure(t, MakeConfig(0, true))
+	arp, bad := ethernet(0x0806, make([]byte, 28)), ethernet(ethTypeCTag, vlan(1, ethTypeIPv6, nil))
+	east, large := plain("10.1.1.10"), append(plain("10.1.1.10"), make([]byte, 1000)...)
+	for _, step := range []struct {
+		direction Direction
+		times     uint32
+		frame     []byte
+	}{
+		{Ingress, 3, east}, {Ingress, 2, large}, {Ingress, 5, plain("198.51.100.7")}, {Ingress, 1, longChain()},
+		{Ingress, 4, arp}, {Ingress, 6, bad}, {Egress, 7, east}, {Egress, 8, arp}, {Egress, 9, bad},
+	} {
+		k.run(t, step.direction, step.times, step.frame, nil)
+	}
+	n := func(b []byte) uint64 { return uint64(len(b)) }
+	want := map[CounterKey]CounterValue{
+		{Identity: 65793, Direction: Ingress, Verdict: Identified}: {6, 3*n(east) + 2*n(large) + n(longChain())},
+		{Identity: 9, Direction: Ingress, Verdict: World}:          {5, 5 * n(east)},
+		{Direction: Ingress, Verdict: NotIP}:                       {4, 4 * n(arp)},
+		{Direction: Ingress, Verdict: Malformed}:                   {6, 6 * n(bad)},
+		{Identity: 131329, Direction: Egress, Verdict: Identified}: {7, 7 * n(east)},
+		{Direction: Egress, Verdict: NotIP}:                        {8, 8 * n(arp)},
+		{Direction: Egress, Verdict: Malformed}:                    {9, 9 * n(bad)},
+	}
+	if diff := cmp.Diff(want, k.counters(t)); diff != "" {
+		t.Errorf("counters (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(Missed{}, k.missed(t)); diff != "" {
+		t.Errorf("missed (-want +got):\n%s", diff)
+	}
+}
+
+// TestCountersFull: a full map goes on counting the keys that it has; packets with other keys are counted in MapMissed,
+// until there is room again.
+//
+// lesson: K1
+func TestCountersFull(t *testing.T) {
+	k := loadKernel(t, func(spec *ebpf.CollectionSpec) { spec.Maps[MapCounters].MaxEntries = 2 })
+	k.configure(t, MakeConfig(0, false))
+	known, world, third := plain("10.1.1.10"), plain("198.51.100.7"), plain("10.1.1.11")
+	k.run(t, Ingress, 2, known, nil)
+	k.run(t, Ingress, 3, world, nil)
+	k.run(t, Ingress, 4, third, nil)
+	k.run(t, Egress, 5, third, nil)
+	k.run(t, Ingress, 6, known, nil)
+	size := uint64(len(known))
+	want := map[CounterKey]CounterValue{
+		{Identity: 65793, Direction: Ingress, Verdict: Identified}: {8, 8 * size},
+		{Identity: 2, Direction: Ingress, Verdict: World}:          {3, 3 * size},
+	}
+	if diff := cmp.Diff(want, k.counters(t)); diff != "" {
+		t.Errorf("counters (-want +got):\n%s", diff)
+	}
+	missed := Missed{Counts: [2]CounterValue{{4, 4 * size}, {5, 5 * size}}}
+	if diff := cmp.Diff(missed, k.missed(t)); diff != "" {
+		t.Errorf("missed (-want +got):\n%s", diff)
+	}
+
+	k.clear(t)
+	k.run(t, Ingress, 7, third, nil)
+	want = map[CounterKey]CounterValue{
+		{Identity: 65800, Direction: Ingress, Verdict: Identified}: {7, 7 * size},
+	}
+	if diff := cmp.Diff(want, k.counters(t)); diff != "" {
+		t.Errorf("counters after there was room (-want +got):\n%s", diff)
+	}
+}
+
+// TestSampling: none at 0, every packet at 1, about one in N at random otherwise; the setting counts from the next packet.
+func TestSampling(t *testing.T) {
+	k := loadKernel(t)
+	frame := plain("10.1.1.10")
+	for _, c := range []struct{ sample, packets, least, most uint32 }{
+		{0, 100_000, 0, 0},
+		{1, 10_000, 10_000, 10_000},
+		// Ten standard deviations about the mean.
+		{2, 20_000, 10_000 - 707, 10_000 + 707},
+		{100, 200_000, 2_000 - 445, 2_000 + 445},
+		{1 << 31, 10_000, 0, 10},
+		{0, 1_000, 0, 0},
+	} {
+		k.configure(t, MakeConfig(c.sample, false))
+		k.run(t, Ingress, c.packets, frame, nil)
+		if got := k.drain(t); got < uint64(c.least) || got > uint64(c.most) {
+			t.Errorf("1 in %d: %d events of %d packets, want %d to %d", c.sample, got, c.packets, c.least, c.most)
+		}
+	}
+}
+
+// TestSamplingDoesNotChangeCounters: what is counted does not depend on what is sampled.
+func TestSamplingDoesNotChangeCounters(t *testing.T) {
+	k := loadKernel(t)
+	var counts []map[CounterKey]CounterValue
+	for _, sample := range []uint32{0, 1} {
+		k.configure(t, MakeConfig(sample, false))
+		for _, cases := range allCases() {
+			for _, c := range cases {
+				k.run(t, Ingress, 1, c.frame, nil)
+				k.run(t, Egress, 1, c.frame, nil)
+			}
+		}
+		counts = append(counts, k.counters(t))
+		k.clear(t)
+	}
+	if diff := cmp.Diff(counts[0], counts[1]); diff != "" {
+		t.Errorf("counters (-not sampled +sampled):\n%s", diff)
+	}
+}
+
+// TestEventsFull: what the ring buffer has no room for is counted, by direction, and comes again once it was read.
+func TestEventsFull(t *testing.T) {
+	k := loadKernel(t, func(spec *ebpf.CollectionSpec) { spec.Maps[MapEvents].MaxEntries = 4096 })
+	frame := plain("10.1.1.10")
+	k.run(t, Ingress, 1000, frame, nil)
+	read := k.drain(t)
+	if read == 0 || read >= 1000 {
+		t.Fatalf("read %d events of 1000 from a ring of 4096 bytes", read)
+	}
+	var want Missed
+	want.Events[Ingress] = CounterValue{1000 - read, (1000 - read) * uint64(len(frame))}
+	if diff := cmp.Diff(want, k.missed(t)); diff != "" {
+		t.Errorf("missed (-want +got):\n%s", diff)
+	}
+	k.run(t, Egress, 1, frame, nil)
+	if got := k.drain(t); got != 1 {
+		t.Errorf("read %d events after there was room, want 1", got)
+	}
+	k.run(t, Egress, 1000, frame, nil)
+	want.Events[Egress] = CounterValue{1000 - read, (1000 - read) * uint64(len(frame))}
+	if got := k.drain(t); got != read {
+		t.Errorf("read %d events, want as many as before: %d", got, read)
+	}
+	if diff := cmp.Diff(want, k.missed(t)); diff != "" {
+		t.Errorf("missed (-want +got):\n%s", diff)
+	}
+}
+
+// TestEventFields checks what the model does not know: time, device and length.
+func TestEventFields(t *testing.T) {
+	k := loadKernel(t)
+	frame := append(plain("10.1.1.10"), bytes.Repeat([]byte{0}, 100)...)
+	first, second := k.check(t, Ingress, frame), k.check(t, Ingress, frame)
+	if second.KtimeNS <= first.KtimeNS {
+		t.Errorf("the second event is of %d ns, the first of %d", second.KtimeNS, first.KtimeNS)
+	}
+	if first.IfIndex != 1 {
+		t.Errorf("the device is %d, want 1, the loopback", first.IfIndex)
+	}
+	if first.Length != uint32(len(frame)) {
+		t.Errorf("the length is %d, want %d", first.Length, len(frame))
+	}
+}

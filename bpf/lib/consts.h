@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+
+/* Numbers of the layouts, and the bounds of maps and of the parser. */
+#pragma once
+
+/* Bits of an ipcache key before the address: cluster_id, pad1 and family. */
+#define IPCACHE_STATIC_BITS 32
+
+/* A bound that keeps the array of the map small beside the identities that a
+ * node really talks to; 64 Ki keys of 16 bytes a CPU, allocated as they come. */
+#define COUNTERS_MAX_ENTRIES 65536
+
+/* One MiB holds 14,563 events of 64 bytes with their header of 8. */
+#define EVENTS_BYTES (1 << 20)
+
+/* VLAN tags looked through in the packet's bytes; one more may be in the
+ * skb's metadata, where the kernel has taken it out of the bytes. */
+#define MAX_VLAN_TAGS 2
+
+/* RFC 8200 expects each of the five kinds once, destination options twice.
+ * Behind more headers than this the transport is unknown. */
+#define MAX_EXTENSIONS 8
+
+enum family {
+	FAMILY_NONE = 0,
+	FAMILY_IPV4 = 1,
+	FAMILY_IPV6 = 2,
+};
+
+enum identity {
+	IDENTITY_NONE = 0,
+	IDENTITY_WORLD = 2,
+	IDENTITY_WORLD_IPV4 = 9,
+	IDENTITY_WORLD_IPV6 = 10,
+};
+
+enum direction {
+	DIRECTION_INGRESS = 0, /* the source is the peer */
+	DIRECTION_EGRESS = 1,  /* the destination is the peer */
+	DIRECTIONS = 2,
+};
+
+enum verdict {
+	VERDICT_NONE = 0,       /* not decided yet; never stored */
+	VERDICT_IDENTIFIED = 1, /* the peer's address has an entry in ipcache */
+	VERDICT_WORLD = 2,      /* it has none */
+	VERDICT_NOT_IP = 3,     /* no IPv4 or IPv6 behind at most two VLAN tags */
+	VERDICT_MALFORMED = 4,  /* a header is cut short or contradicts itself */
+};

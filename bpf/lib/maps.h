@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+
+#pragma once
+
+#include <linux/bpf.h>
+
+#include <bpf/bpf_helpers.h>
+
+#include "consts.h"
+#include "structs.h"
+
+/* Prefix to identity. Programs only read it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_RDONLY_PROG);
+	__uint(max_entries, 512000);
+	__type(key, struct ipcache_key);
+	__type(value, struct ipcache_value);
+} ipcache SEC(".maps");
+
+/* Without preallocation, which would take 1 MiB a CPU for a map that is
+ * mostly empty. Once full, it keeps counting the keys that it has; packets
+ * with a new key are counted in weft_missed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, COUNTERS_MAX_ENTRIES);
+	__type(key, struct counter_key);
+	__type(value, struct counter_value);
+} weft_counters SEC(".maps");
+
+/* The sum of weft_counters and weft_missed.counts is every packet seen. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct missed);
+} weft_missed SEC(".maps");
+
+/* Records are struct event. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, EVENTS_BYTES);
+} weft_events SEC(".maps");
+
+/* Settings are read for each packet, not patched into the programs, so that a
+ * program's tag tells its code alone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_RDONLY_PROG);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct config);
+} weft_config SEC(".maps");

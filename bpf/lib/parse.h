@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+
+/* From the bytes of an Ethernet frame to addresses, protocol and ports. What
+ * the bytes say is believed only as far as the frame reaches: trailing padding
+ * is not taken for a header, and a packet that claims more bytes than there
+ * are is malformed, as it is for the kernel's own IP layer. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "consts.h"
+#include "structs.h"
+
+#define ETH_TYPE_OFFSET 12
+#define VLAN_TCI_BYTES 2
+#define EXTENSION_UNIT 8
+#define IPV4_FRAGMENT_OFFSET 0x1fff
+#define IPV6_FRAGMENT_OFFSET 0xfff8
+#define TCP_FLAGS_OFFSET 13
+
+/* What the programs know of a frame besides the address of the peer. Offsets
+ * count from the start of the frame. */
+struct packet {
+	__u32 network;   /* where the IP header is */
+	__u32 transport; /* where the transport header is */
+	__u32 end;       /* where the IP packet ends; 0: transport unknown */
+	__u16 eth_type;  /* host order */
+	__u8 family;     /* enum family; FAMILY_NONE: no IP header to rely on */
+	__u8 protocol;
+};
+
+/* The first 4 bytes of every extension header looked through. */
+struct extension {
+	__u8 nexthdr;
+	__u8 len;     /* in units less the first; reserved in the fragment header */
+	__be16 frag;  /* of the fragment header alone */
+};
+
+/* Points at len bytes at off of the frame: in place where off is usual and they
+ * are in the skb's linear part, as is nearly always so, else copied into buf.
+ * NULL if the frame ends before.
+ *
+ * Without CAP_PERFMON the verifier allows neither a variable offset from the
+ * start of the packet nor a packet pointer compared with NULL. Hence usual, a
+ * constant, and the assumption, which decides a caller's comparison early. */
+static __always_inline const void *
+header_at(struct __sk_buff *skb, __u32 off, const __u32 usual, void *buf,
+	  __u32 len)
+{
+	void *header = (void *)(long)skb->data + usual;
+	void *end = (void *)(long)skb->data_end;
+
+	if (off == usual && header + len <= end) {
+		__builtin_assume(header != NULL);
+		return header;
+	}
+	if (bpf_skb_load_bytes(skb, off, buf, len))
+		return NULL;
+	return buf;
+}
+
+static __always_inline enum verdict
+parse_ipv4(struct __sk_buff *skb, const enum direction direction,
+	   struct packet *packet, union v6addr *peer)
+{
+	const __u32 off = packet->network;
+	struct iphdr buf;
+	const struct iphdr *ip = header_at(skb, off, ETH_HLEN, &buf, sizeof(buf));
+	__u32 room = skb->len - off;
+	__u32 header, total;
+
+	if (!ip)
+		return VERDICT_MALFORMED;
+	header = ip->ihl * 4;
+	total = bpf_ntohs(ip->tot_len);
+	/* A super-packet of more than 64 KiB (BIG TCP) has no length. */
+	if (!total && skb->gso_size)
+		total = room;
+	if (ip->version != 4 || header < sizeof(*ip) || total < header ||
+	    total > room)
+		return VERDICT_MALFORMED;
+
+	packet->family = FAMILY_IPV4;
+	packet->protocol = ip->protocol;
+	peer->p1 = direction == DIRECTION_INGRESS ? ip->saddr : ip->daddr;
+	if (!(ip->frag_off & bpf_htons(IPV4_FRAGMENT_OFFSET))) {
+		packet->transport = off + header;
+		packet->end = off + total;
+	}
+	return VERDICT_NONE;
+}
+
+static __always_inline bool is_extension(__u8 nexthdr)
+{
+	const __u64 extensions = 1ULL << IPPROTO_HOPOPTS |
+				 1ULL << IPPROTO_ROUTING |
+				 1ULL << IPPROTO_FRAGMENT | 1ULL << IPPROTO_AH |
+				 1ULL << IPPROTO_DSTOPTS;
+
+	return nexthdr < 64 && extensions >> nexthdr & 1;
+}
+
+/* Bytes of the extension header of type nexthdr. */
+static __always_inline __u32
+extension_bytes(__u8 nexthdr, const struct extension *ext)
+{
+	switch (nexthdr) {
+	case IPPROTO_FRAGMENT:
+		return EXTENSION_UNIT;
+	case IPPROTO_AH:
+		return (ext->len + 2) * 4;
+	default:
+		return (ext->len + 1) * EXTENSION_UNIT;
+	}
+}
+
+/* Walks the extension headers in [off, end), of which the first is of type
+ * nexthdr. Sets the protocol to the type of the header at which it stops. */
+static __always_inline enum verdict
+parse_extensions(struct __sk_buff *skb, __u32 off, __u32 end, __u8 nexthdr,
+		 struct packet *packet)
+{
+	struct extension ext;
+
+#pragma unroll
+	for (int i = 0; i < MAX_EXTENSIONS; i++) {
+		if (!is_extension(nexthdr))
+			break;
+		if (off + EXTENSION_UNIT > end ||
+		    bpf_skb_load_bytes(skb, off, &ext, sizeof(ext)))
+			return VERDICT_MALFORMED;
+		off += extension_bytes(nexthdr, &ext);
+		if (off > end)
+			return VERDICT_MALFORMED;
+		if (nexthdr == IPPROTO_FRAGMENT &&
+		    ext.frag & bpf_htons(IPV6_FRAGMENT_OFFSET)) {
+			packet->protocol = ext.nexthdr;
+			return VERDICT_NONE;
+		}
+		nexthdr = ext.nexthdr;
+	}
+	packet->protocol = nexthdr;
+	if (!is_extension(nexthdr)) {
+		packet->transport = off;
+		packet->end = end;
+	}
+	return VERDICT_NONE;
+}
+
+static __always_inline enum verdict
+parse_ipv6(struct __sk_buff *skb, const enum direction direction,
+	   struct packet *packet, union v6addr *peer)
+{
+	const __u32 off = packet->network;
+	struct ipv6hdr buf __attribute__((aligned(8)));
+	const struct ipv6hdr *ip = header_at(skb, off, ETH_HLEN, &buf, sizeof(buf));
+	__u32 first = off + sizeof(buf);
+	__u32 room = skb->len - first;
+	__u32 payload;
+	const __u64 *addr;
+
+	if (!ip)
+		return VERDICT_MALFORMED;
+	payload = bpf_ntohs(ip->payload_len);
+	/* A jumbogram's length is in its hop-by-hop options; a super-packet of
+	 * more than 64 KiB (BIG TCP) may have none at all. */
+	if (!payload && (ip->nexthdr == IPPROTO_HOPOPTS || skb->gso_size))
+		payload = room;
+	if (ip->version != 6 || payload > room)
+		return VERDICT_MALFORMED;
+
+	packet->family = FAMILY_IPV6;
+	addr = (const __u64 *)(direction == DIRECTION_INGRESS ? &ip->saddr :
+								&ip->daddr);
+	peer->d1 = addr[0];
+	peer->d2 = addr[1];
+	return parse_extensions(skb, first, first + payload, ip->nexthdr, packet);
+}
+
+static __always_inline bool is_vlan(__be16 eth_type)
+{
+	return eth_type == bpf_htons(ETH_P_8021Q) ||
+	       eth_type == bpf_htons(ETH_P_8021AD);
+}
+
+/* Fills in the packet, and the address of the peer. VERDICT_NONE: it is there
+ * to look up. */
+static __always_inline enum verdict
+parse_network(struct __sk_buff *skb, const enum direction direction,
+	      struct packet *packet, union v6addr *peer)
+{
+	__u32 off = ETH_TYPE_OFFSET;
+	const __be16 *type;
+	__be16 buf;
+
+#pragma unroll
+	for (int tags = 0; tags <= MAX_VLAN_TAGS; tags++) {
+		type = header_at(skb, off, ETH_TYPE_OFFSET, &buf, sizeof(buf));
+		if (!type)
+			return VERDICT_MALFORMED;
+		off += sizeof(*type);
+		if (!is_vlan(*type))
+			break;
+		off += VLAN_TCI_BYTES;
+	}
+	packet->eth_type = bpf_ntohs(*type);
+	packet->network = off;
+	switch (packet->eth_type) {
+	case ETH_P_IP:
+		return parse_ipv4(skb, direction, packet, peer);
+	case ETH_P_IPV6:
+		return parse_ipv6(skb, direction, packet, peer);
+	default:
+		return VERDICT_NOT_IP;
+	}
+}
+
+/* Copies len bytes at off, if they end before end; false otherwise. */
+static __always_inline bool
+load(struct __sk_buff *skb, __u32 off, __u32 end, void *to, __u32 len)
+{
+	return off + len <= end && !bpf_skb_load_bytes(skb, off, to, len);
+}
+
+/* Fills in ports, or type and code, and TCP flags, as far as they are there:
+ * the transport header is in [off, end). */
+static __noinline void
+describe_transport(struct __sk_buff *skb, __u32 off, __u32 end,
+		   struct event *event)
+{
+	__u8 icmp = event->family == FAMILY_IPV4 ? IPPROTO_ICMP :
+						   IPPROTO_ICMPV6;
+	__be16 ports[2];
+	__u8 kind[2];
+
+	if (event->protocol == icmp) {
+		if (load(skb, off, end, kind, sizeof(kind))) {
+			event->src_port = kind[0];
+			event->dst_port = kind[1];
+		}
+		return;
+	}
+	switch (event->protocol) {
+	case IPPROTO_TCP:
+	case IPPROTO_UDP:
+	case IPPROTO_SCTP:
+		if (load(skb, off, end, ports, sizeof(ports))) {
+			event->src_port = bpf_ntohs(ports[0]);
+			event->dst_port = bpf_ntohs(ports[1]);
+		}
+	}
+	if (event->protocol == IPPROTO_TCP)
+		load(skb, off + TCP_FLAGS_OFFSET, end, &event->tcp_flags,
+		     sizeof(event->tcp_flags));
+}
+
+/* Fills in the addresses, which are in the IP header at off. */
+static __always_inline void
+describe_network(struct __sk_buff *skb, __u32 off, struct event *event)
+{
+	switch (event->family) {
+	case FAMILY_IPV4:
+		bpf_skb_load_bytes(skb, off + offsetof(struct iphdr, saddr),
+				   &event->saddr, sizeof(event->saddr.p1));
+		bpf_skb_load_bytes(skb, off + offsetof(struct iphdr, daddr),
+				   &event->daddr, sizeof(event->daddr.p1));
+		break;
+	case FAMILY_IPV6:
+		bpf_skb_load_bytes(skb, off + offsetof(struct ipv6hdr, saddr),
+				   &event->saddr, sizeof(event->saddr));
+		bpf_skb_load_bytes(skb, off + offsetof(struct ipv6hdr, daddr),
+				   &event->daddr, sizeof(event->daddr));
+	}
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+
+/* Layouts shared with user space; the Go mirrors are in ../ipcache.go,
+ * ../counter.go, ../event.go and ../config.go. Numbers are in host order and
+ * addresses in network order. Padding is explicit and always zero. */
+#pragma once
+
+#include <linux/types.h>
+
+#include "consts.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the flag bits of struct ipcache_value are laid out for little-endian hosts"
+#endif
+
+union v4addr {
+	__be32 be32;
+	__u8 addr[4];
+};
+
+/* Aligned to 4, not 8: in struct ipcache_value it stands at offset 4. */
+union v6addr {
+	struct {
+		__u32 p1;
+		__u32 p2;
+		__u32 p3;
+		__u32 p4;
+	};
+	struct {
+		__u64 d1;
+		__u64 d2;
+	};
+	__u8 addr[16];
+} __attribute__((packed, aligned(4)));
+
+/* The head of a key that BPF_MAP_TYPE_LPM_TRIE asks for. */
+struct lpm_key {
+	__u32 prefixlen;
+	__u8 data[0];
+};
+
+struct ipcache_key {
+	struct lpm_key lpm_key; /* IPCACHE_STATIC_BITS + bits of the prefix */
+	__u16 cluster_id;       /* always 0 */
+	__u8 pad1;
+	__u8 family;            /* enum family */
+	union {
+		union v4addr ip4; /* the bytes behind it are 0 */
+		union v6addr ip6;
+	};
+};
+
+struct ipcache_value {
+	__u32 sec_identity;
+	union {
+		union v4addr ip4;
+		union v6addr ip6;
+	} tunnel_endpoint; /* the node behind which the address is; 0: none */
+	__u16 pad;
+	__u8 key; /* encryption key; 0: none */
+	__u8 flag_skip_tunnel : 1,
+	     flag_has_tunnel_ep : 1,
+	     flag_ipv6_tunnel_ep : 1,
+	     flag_remote_cluster : 1,
+	     pad2 : 4;
+};
+
+struct counter_key {
+	__u32 identity; /* of the peer; 0 if the verdict gives none */
+	__u8 direction; /* enum direction */
+	__u8 verdict;   /* enum verdict */
+	__u16 pad;
+};
+
+/* A packet is one skb: a GSO or GRO super-packet counts once, with the bytes
+ * that it has before it is cut. Bytes include the Ethernet header. */
+struct counter_value {
+	__u64 packets;
+	__u64 bytes;
+};
+
+/* What the other maps had no room for, by direction. */
+struct missed {
+	/* packets that have no key of their own in weft_counters */
+	struct counter_value counts[DIRECTIONS];
+	/* sampled packets of which weft_events did not take the event */
+	struct counter_value events[DIRECTIONS];
+};
+
+struct config {
+	__u32 flow_sample; /* one event in so many packets; 0: none */
+	__u8 dual_stack;   /* 1: addresses without entry are world by family */
+	__u8 pad[3];
+};
+
+/* One sampled packet. Fields that the packet does not have, or that stand
+ * behind a header that is not understood, are 0. */
+struct event {
+	__u64 ktime_ns; /* CLOCK_MONOTONIC */
+	__u32 ifindex;
+	__u32 length;   /* as in struct counter_value */
+	__u32 identity; /* of the peer, as in struct counter_key */
+	__u16 eth_type; /* behind the VLAN tags */
+	__u16 src_port; /* TCP, UDP, SCTP; the type of ICMP and ICMPv6 */
+	__u16 dst_port; /* TCP, UDP, SCTP; the code of ICMP and ICMPv6 */
+	__u8 family;    /* enum family; FAMILY_NONE: no addresses */
+	__u8 protocol;  /* IANA number, behind IPv6 extension headers */
+	__u8 tcp_flags; /* FIN is bit 0, CWR bit 7 */
+	__u8 direction; /* enum direction */
+	__u8 verdict;   /* enum verdict */
+	__u8 pad;
+	union v6addr saddr; /* IPv4 in the first 4 bytes */
+	union v6addr daddr;
+};

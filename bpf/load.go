@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"maps"
+
+	"github.com/cilium/ebpf"
+)
+
+// Names of the maps, in the specs and in the kernel.
+const (
+	MapIPCache  = FromNetdevMapIpcache      // IPCacheKey to IPCacheValue
+	MapCounters = FromNetdevMapWeftCounters // CounterKey to CounterValue, per CPU
+	MapMissed   = FromNetdevMapWeftMissed   // 0 to Missed, per CPU
+	MapEvents   = FromNetdevMapWeftEvents   // ring buffer of Event
+	MapConfig   = FromNetdevMapWeftConfig   // 0 to Config
+)
+
+// Program is one program and the hook that it is made for.
+type Program struct {
+	// Name is the program's name in the spec. The kernel shows its first 15 characters.
+	Name string
+	// Attach is the tcx hook; on kernels before 6.6 it stands for the clsact hook of the same direction. The spec is
+	// for both: it does not name the hook.
+	Attach ebpf.AttachType
+}
+
+// Programs are all programs. Each returns TC_ACT_UNSPEC for every packet and changes none. They expect devices whose
+// frames begin with an Ethernet header.
+var Programs = [...]Program{
+	{Name: FromNetdevProgWeftFromNetdev, Attach: ebpf.AttachTCXIngress},
+	{Name: ToNetdevProgWeftToNetdev, Attach: ebpf.AttachTCXEgress},
+}
+
+// Load returns the specs of all Programs and of the maps, each of which they share by its name. The spec is the caller's
+// to change.
+func Load() (*ebpf.CollectionSpec, error) {
+	spec, err := LoadFromNetdev()
+	if err != nil {
+		return nil, err
+	}
+	to, err := LoadToNetdev()
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(spec.Programs, to.Programs)
+	return spec, nil
+}
