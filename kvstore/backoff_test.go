@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvstore
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// lesson: E14
+func TestBackoffGrowsToAMinute(t *testing.T) {
+	for name, c := range map[string]struct {
+		draw float64
+		want []time.Duration
+	}{
+		"highest": {1, []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond, 800 * time.Millisecond}},
+		"lowest":  {0, []time.Duration{backoffMin, backoffMin, backoffMin, backoffMin}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := backoff{rand: func() float64 { return c.draw }}
+			now := time.Unix(0, 0)
+			for i, want := range c.want {
+				if got := b.next(now); got != want {
+					t.Errorf("attempt %d waits %v, want %v", i, got, want)
+				}
+			}
+			for range 1000 {
+				if d := b.next(now); d < backoffMin || d > backoffMax {
+					t.Fatalf("a wait of %v", d)
+				}
+			}
+		})
+	}
+}
+
+func TestBackoffForgivesWhatLasted(t *testing.T) {
+	for lasted, want := range map[time.Duration]time.Duration{
+		0:                       backoffMax,
+		999 * time.Millisecond:  backoffMax,
+		time.Second:             6400 * time.Millisecond,
+		2 * time.Second:         3200 * time.Millisecond,
+		5 * time.Second:         1600 * time.Millisecond,
+		stableAfter - 1:         200 * time.Millisecond,
+		stableAfter:             100 * time.Millisecond,
+		1000 * time.Hour:        100 * time.Millisecond,
+		-time.Second:            backoffMax,
+		100 * time.Millisecond:  backoffMax,
+		31 * time.Second:        400 * time.Millisecond,
+		1999 * time.Millisecond: 6400 * time.Millisecond,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b := backoff{rand: func() float64 { return 1 }}
+			for range 12 {
+				if !b.wait(t.Context()) {
+					t.Fatal("the context has ended")
+				}
+			}
+			time.Sleep(lasted)
+			begin := time.Now()
+			b.wait(t.Context())
+			if got := time.Since(begin); got != want {
+				t.Errorf("after an attempt of %v the wait is %v, want %v", lasted, got, want)
+			}
+		})
+	}
+}
+
+func TestBackoffWaitEndsWithContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := backoff{failures: 30}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		if b.wait(ctx) {
+			t.Error("the wait ended before the context")
+		}
+		if got := time.Since(begin); got != time.Millisecond {
+			t.Errorf("it took %v", got)
+		}
+	})
+}
+
+// lesson: E14
+func TestDialerTakesTurns(t *testing.T) {
+	d := newDialer(nil, nil, nil)
+	if wait := d.turn("a:1"); wait != 0 {
+		t.Errorf("the first attempt waits %v", wait)
+	}
+	if wait := d.turn("b:1"); wait != 0 {
+		t.Errorf("the first attempt at another address waits %v", wait)
+	}
+	for range 20 {
+		if wait := d.turn("a:1"); wait < backoffMin || wait > backoffMax {
+			t.Errorf("a further attempt waits %v", wait)
+		}
+	}
+}

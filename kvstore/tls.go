@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvstore
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+
+	"google.golang.org/grpc/credentials"
+)
+
+// reloadingTLS is the client side of TLS with its files read anew for each
+// handshake, so that a rotation of leaf or authority needs no restart and no
+// file watch. When the files do not fit together, as in the instant between
+// the replacement of a certificate and of its key, the pair that last did is
+// used.
+type reloadingTLS struct {
+	cfg Config
+	// failed is told why a handshake, or the reading of the files, went wrong.
+	failed func(error)
+
+	mu    sync.Mutex
+	cert  *tls.Certificate // last good pair; guarded by mu
+	roots *x509.CertPool   // last good authorities; guarded by mu
+}
+
+var _ credentials.TransportCredentials = (*reloadingTLS)(nil)
+
+// ClientHandshake implements credentials.TransportCredentials. The server's
+// certificate is verified against authority, the host of the endpoint.
+func (r *reloadingTLS) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	cfg, err := r.config()
+	if err == nil {
+		var conn net.Conn
+		var info credentials.AuthInfo
+		if conn, info, err = credentials.NewTLS(cfg).ClientHandshake(ctx, authority, raw); err == nil {
+			return conn, info, nil
+		}
+		err = fmt.Errorf("TLS with %s: %w", authority, err)
+	}
+	r.failed(err)
+	return nil, nil, err
+}
+
+// config assembles the TLS configuration of one handshake.
+func (r *reloadingTLS) config() (*tls.Config, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	cfg := &tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		InsecureSkipVerify: r.cfg.InsecureSkipVerify,
+	}
+	if r.cfg.CAFile != "" {
+		roots, err := readRoots(r.cfg.CAFile)
+		if err != nil && r.roots == nil {
+			return nil, err
+		}
+		if err != nil {
+			r.failed(err)
+		} else {
+			r.roots = roots
+		}
+		cfg.RootCAs = r.roots
+	}
+	if r.cfg.CertFile != "" {
+		cert, err := tls.LoadX509KeyPair(r.cfg.CertFile, r.cfg.KeyFile)
+		if err != nil {
+			err = fmt.Errorf("client certificate %s with key %s: %w", r.cfg.CertFile, r.cfg.KeyFile, err)
+		}
+		if err != nil && r.cert == nil {
+			return nil, err
+		}
+		if err != nil {
+			r.failed(err)
+		} else {
+			r.cert = &cert
+		}
+		current := r.cert
+		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return current, nil }
+	}
+	return cfg, nil
+}
+
+func readRoots(file string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("certificate authorities: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("certificate authorities %s: no PEM certificate in it", file)
+	}
+	return roots, nil
+}
+
+// ServerHandshake implements credentials.TransportCredentials; a client has no
+// use for it.
+func (r *reloadingTLS) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("client credentials used by a server")
+}
+
+// Info implements credentials.TransportCredentials.
+func (r *reloadingTLS) Info() credentials.ProtocolInfo {
+	return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12}).Info()
+}
+
+// Clone implements credentials.TransportCredentials. The copy is the original:
+// it holds nothing that belongs to one connection.
+func (r *reloadingTLS) Clone() credentials.TransportCredentials { return r }
+
+// OverrideServerName implements credentials.TransportCredentials; the name
+// always comes from the endpoint.
+func (r *reloadingTLS) OverrideServerName(string) error {
+	return errors.New("the server name is that of the endpoint")
+}

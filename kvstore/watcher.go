@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// progressInterval is how often an idle watch is asked how far it has got. It
+// shows that the server lives, and lets a later resumption begin after more
+// than the last event of the prefix, which may be compacted long since.
+const progressInterval = 10 * time.Second
+
+// Watcher follows one prefix over any number of connections, and of etcds
+// that take each other's place. It remembers the revision of each key, and so
+// delivers only what is different from what it delivered before, whatever
+// went wrong in between.
+type Watcher struct {
+	prefix string
+
+	// view and mustList belong to Run and Drain.
+	view     *view
+	mustList bool // the last watch cannot be resumed
+
+	keys     atomic.Int64
+	revision atomic.Int64
+	dropped  atomic.Int64
+	lists    atomic.Int64
+	resumes  atomic.Int64
+	synced   atomic.Bool
+	live     atomic.Bool
+
+	mu          sync.Mutex
+	lastError   error     // guarded by mu
+	lastErrorAt time.Time // guarded by mu
+}
+
+// WatcherStatus is the state of a Watcher.
+type WatcherStatus struct {
+	Prefix      string
+	Keys        int   // known, stale ones included
+	Revision    int64 // all up to it is delivered
+	Synced      bool  // was listed completely at least once
+	Live        bool  // a watch that follows on a complete list is open
+	Lists       int64 // completed
+	Resumes     int64 // watches continued without a list
+	Dropped     int64 // events of the server that were not news
+	LastError   error // that last ended a list or watch, also when all is well again
+	LastErrorAt time.Time
+}
+
+// NewWatcher returns a watcher of all keys that begin with prefix, which must
+// end in "/", so that the prefix of one cluster is not that of another whose
+// name is longer.
+//
+// deliver is called by Run and Drain, never concurrently, with up to 4,096
+// events in the order in which they came about. While it takes its time, the
+// server holds back what follows; other watchers are not affected. The slice,
+// and what its events point to, are reused after it returns.
+//
+// Each completed list ends with one Synced event: the first one, and those
+// after a watch that could not be resumed. What is delivered between two of
+// them are differences only; keys that vanished unseen are deleted just before
+// Synced, after all that was created or modified.
+func NewWatcher(prefix string, deliver func([]Event)) *Watcher {
+	if prefix == "" || prefix[len(prefix)-1] != '/' {
+		panic(fmt.Sprintf("kvstore: watched prefix %q does not end in /", prefix))
+	}
+	return &Watcher{prefix: prefix, view: newView(prefix, deliver)}
+}
+
+// String returns the prefix.
+func (w *Watcher) String() string { return w.prefix }
+
+// Len returns how many keys are known.
+func (w *Watcher) Len() int { return int(w.keys.Load()) }
+
+// Synced reports whether the prefix was listed completely at least once.
+func (w *Watcher) Synced() bool { return w.synced.Load() }
+
+// Live reports whether changes are seen as they happen: the prefix is listed
+// and a watch is open.
+func (w *Watcher) Live() bool { return w.live.Load() }
+
+// Revision returns the revision up to which everything is delivered, 0 before
+// the first complete list.
+func (w *Watcher) Revision() int64 { return w.revision.Load() }
+
+// LastError returns what last ended a list or a watch, nil if nothing did. Why
+// there is no connection at all is in Client.Status.
+func (w *Watcher) LastError() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lastError
+}
+
+// Status returns the present state.
+func (w *Watcher) Status() WatcherStatus {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return WatcherStatus{
+		Prefix: w.prefix, Keys: w.Len(), Revision: w.Revision(), Synced: w.Synced(), Live: w.Live(),
+		Lists: w.lists.Load(), Resumes: w.resumes.Load(), Dropped: w.dropped.Load(),
+		LastError: w.lastError, LastErrorAt: w.lastErrorAt,
+	}
+}
+
+// Run follows the prefix through c until ctx ends, and returns nil then. It
+// begins with a list; a watch that breaks is resumed where it was, or, where
+// etcd has compacted what is missing, preceded by another list. Failures are
+// retried with a back-off of 50 ms to 1 min.
+//
+// It returns ErrHistoryChanged when another etcd answers. Nothing is deleted
+// then: call it again with a new Client, and what the new etcd lacks is
+// deleted when it has been listed completely.
+func (w *Watcher) Run(ctx context.Context, c *Client) error {
+	defer w.live.Store(false)
+	var pause backoff
+	w.mustList = true
+	for {
+		err := w.follow(ctx, c)
+		w.live.Store(false)
+		if ctx.Err() != nil {
+			return nil
+		}
+		w.failed(err)
+		if errors.Is(err, ErrHistoryChanged) {
+			w.view.abandon()
+			w.publish()
+			return err
+		}
+		if errors.Is(err, ErrClosed) {
+			return err
+		}
+		if !pause.wait(ctx) {
+			return nil
+		}
+	}
+}
+
+// Drain delivers Deleted for every known key and forgets all. It must not run
+// concurrently with Run.
+func (w *Watcher) Drain() {
+	w.view.drain()
+	w.synced.Store(false)
+	w.publish()
+}
+
+// follow lists, unless the last watch can be resumed, and watches until
+// something fails.
+func (w *Watcher) follow(ctx context.Context, c *Client) error {
+	if err := c.waitReady(ctx); err != nil {
+		return err
+	}
+	if !w.mustList {
+		same, err := w.resumable(ctx, c)
+		if err != nil {
+			return err
+		}
+		w.mustList = !same
+	}
+	if w.mustList {
+		if err := w.list(ctx, c); err != nil {
+			return err
+		}
+		w.mustList = false
+	} else {
+		w.view.resumed()
+		w.resumes.Add(1)
+	}
+	return w.watch(ctx, c)
+}
+
+func (w *Watcher) list(ctx context.Context, c *Client) error {
+	head, err := c.head(ctx, w.prefix)
+	if err != nil {
+		return err
+	}
+	if err := w.view.beginList(head); err != nil {
+		return err
+	}
+	err = c.list(ctx, w.prefix, head.revision, func(chunk []*keyValue) error {
+		err := w.view.listed(chunk)
+		w.publish()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	w.view.endList()
+	w.synced.Store(true)
+	w.lists.Add(1)
+	w.publish()
+	return nil
+}
+
+// resumable reports whether etcd still has the history that was followed so
+// far: whether the newest key known stood at our revision as we know it. The
+// cluster id alone does not tell, as an etcd that is started anew with the
+// same settings has the same one. Where there is nothing to compare, or it is
+// compacted, a list has to tell.
+func (w *Watcher) resumable(ctx context.Context, c *Client) (bool, error) {
+	newest := w.view.known.newest()
+	if newest == nil {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	key := w.prefix + string(w.view.known.key(newest))
+	resp, err := c.etcd.Get(ctx, key, clientv3.WithKeysOnly(), clientv3.WithRev(max(w.view.at.revision, newest.revision())))
+	switch {
+	case errors.Is(err, rpctypes.ErrCompacted), errors.Is(err, rpctypes.ErrFutureRev):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("resume %s: %w", w.prefix, c.explain(err))
+	}
+	return resp.Header.ClusterId == w.view.at.cluster &&
+		len(resp.Kvs) == 1 && resp.Kvs[0].ModRevision == newest.revision(), nil
+}
+
+// watch applies what happens after view.at until the stream breaks. Every
+// watcher has a stream of its own, and takes from it as fast as its consumer
+// can: what a slow one does not take waits at the server.
+func (w *Watcher) watch(ctx context.Context, c *Client) error {
+	ctx, watchdog := newWatchdog(clientv3.WithRequireLeader(ctx), silence)
+	stream, err := etcdserverpb.NewWatchClient(c.etcd.ActiveConnection()).Watch(ctx, c.callOptions()...)
+	if err != nil {
+		watchdog.stop()
+		return fmt.Errorf("watch %s: %w", w.prefix, err)
+	}
+	request := &etcdserverpb.WatchCreateRequest{
+		Key:            []byte(w.prefix),
+		RangeEnd:       []byte(clientv3.GetPrefixRangeEnd(w.prefix)),
+		StartRevision:  w.view.at.revision + 1,
+		ProgressNotify: true,
+		Fragment:       true,
+	}
+	// An error of Send is told, and better, by Recv.
+	_ = stream.Send(&etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_CreateRequest{CreateRequest: request}})
+
+	var asking sync.WaitGroup
+	asking.Go(func() { askProgress(ctx, stream) })
+	defer asking.Wait()
+	defer watchdog.stop()
+	for {
+		watchdog.waiting()
+		resp, err := stream.Recv()
+		watchdog.busy()
+		if err == nil {
+			err = w.answered(resp)
+		}
+		if err != nil {
+			return fmt.Errorf("watch %s: %w", w.prefix, watchdog.explain(err))
+		}
+	}
+}
+
+// answered applies one answer of the watch.
+func (w *Watcher) answered(resp *etcdserverpb.WatchResponse) error {
+	if id := resp.Header.GetClusterId(); id != 0 && id != w.view.at.cluster {
+		return fmt.Errorf("%w: cluster id %x, before %x", ErrHistoryChanged, id, w.view.at.cluster)
+	}
+	if resp.CompactRevision != 0 {
+		w.mustList = true
+		return fmt.Errorf("revision %d and later ones up to %d are compacted", w.view.at.revision+1, resp.CompactRevision)
+	}
+	if resp.Canceled {
+		w.mustList = true
+		return fmt.Errorf("ended by the server: %s", resp.CancelReason)
+	}
+	if resp.Created {
+		w.live.Store(true)
+	}
+	if err := w.view.watched(resp); err != nil {
+		w.mustList = true
+		return err
+	}
+	w.publish()
+	return nil
+}
+
+// askProgress asks for progress notifications until ctx ends.
+func askProgress(ctx context.Context, stream etcdserverpb.Watch_WatchClient) {
+	request := &etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_ProgressRequest{
+		ProgressRequest: &etcdserverpb.WatchProgressRequest{},
+	}}
+	for sleep(ctx, progressInterval) {
+		if stream.Send(request) != nil {
+			return
+		}
+	}
+}
+
+// publish makes the view's figures readable by others.
+func (w *Watcher) publish() {
+	w.keys.Store(int64(w.view.known.live))
+	w.revision.Store(w.view.at.revision)
+	w.dropped.Store(w.view.dropped)
+}
+
+func (w *Watcher) failed(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lastError, w.lastErrorAt = err, time.Now()
+}
