@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/weftmesh/weft/kvstore"
+)
+
+// decoder turns the objects of one kind into changes of the tables. Its methods are called by one goroutine at a time;
+// key and value are valid during the call, and, until the next flush, their bytes do not change.
+type decoder interface {
+	// upsert takes a new or changed object. The error is errIgnored, or a refusal.
+	upsert(key, value []byte, revision int64) error
+	// remove takes back what key stood for; an unknown key is fine.
+	remove(key []byte)
+	// flush carries out what the calls before it left undone.
+	flush()
+}
+
+// feed carries the objects of one kind of one cluster from its etcd through a decoder into the tables. It outlives
+// connections: what has been delivered once is compared with what the next connection lists.
+type feed struct {
+	kind    string // as in Rejection.Kind
+	rejects *rejections
+	keep    time.Duration // how long the last good value outlives a bad one
+	synced  func()        // called when all has been listed over the present connection; no lock is held
+
+	mu      sync.Mutex
+	decode  decoder
+	prefix  prefix           // replaced, with watcher, by move, between connections
+	watcher *kvstore.Watcher // of prefix
+	// refused holds the keys whose present value is not in use, and since when; zero when the last good value has been
+	// withdrawn too. It is proportional to what the remote stores, as is the watcher's own memory.
+	refused map[string]time.Time
+	// left holds, after a move, the keys known from the old prefix that the new one has not shown yet.
+	left    map[string]struct{}
+	moving  bool
+	listed  bool      // completely, at least once
+	current bool      // completely, over the present connection
+	started time.Time // when the watcher began to run over the present connection
+}
+
+func newFeed(kind string, p prefix, decode decoder, rejects *rejections, keep time.Duration, synced func()) *feed {
+	f := &feed{
+		kind: kind, decode: decode, rejects: rejects, keep: keep, synced: synced, prefix: p,
+		refused: make(map[string]time.Time),
+	}
+	f.watcher = kvstore.NewWatcher(p.keys, f.deliver)
+	return f
+}
+
+// run follows the kind over one connection, once start is closed. It returns nil when ctx ends.
+func (f *feed) run(ctx context.Context, c *kvstore.Client, start <-chan struct{}) error {
+	select {
+	case <-start:
+		f.mu.Lock()
+		f.started = time.Now()
+		f.mu.Unlock()
+		return f.watcher.Run(ctx, c)
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// disconnected says that what is known is not being followed any more.
+func (f *feed) disconnected() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.current = false
+}
+
+// deliver is the watcher's callback.
+func (f *feed) deliver(events []kvstore.Event) {
+	if f.apply(events) {
+		f.synced()
+	}
+}
+
+// apply takes a batch of events, and reports whether it ended a listing.
+func (f *feed) apply(events []kvstore.Event) (synced bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range events {
+		e := &events[i]
+		switch e.Kind {
+		case kvstore.Created, kvstore.Modified:
+			f.upsert(e)
+		case kvstore.Deleted:
+			f.remove(e.Key)
+		case kvstore.Synced:
+			f.sweep()
+			synced = true
+		}
+	}
+	f.decode.flush()
+	if synced {
+		f.listed, f.current = true, true
+	}
+	return synced
+}
+
+func (f *feed) upsert(e *kvstore.Event) {
+	if f.left != nil {
+		delete(f.left, string(e.Key))
+	}
+	err := f.decode.upsert(e.Key, e.Value, e.Revision)
+	if err == nil {
+		if len(f.refused) > 0 {
+			delete(f.refused, string(e.Key))
+		}
+		return
+	}
+	if _, ok := f.refused[string(e.Key)]; !ok {
+		f.refused[string(e.Key)] = time.Now()
+	}
+	if !errors.Is(err, errIgnored) {
+		f.rejects.add(f.kind, e.Key, err)
+	}
+}
+
+func (f *feed) remove(key []byte) {
+	if f.moving {
+		f.left[string(key)] = struct{}{}
+		return
+	}
+	if len(f.refused) > 0 {
+		delete(f.refused, string(key))
+	}
+	f.decode.remove(key)
+}
+
+// sweep deletes what a move left behind.
+func (f *feed) sweep() {
+	for key := range f.left {
+		f.remove([]byte(key))
+	}
+	f.left = nil
+}
+
+// expire withdraws last good values that are too old by now.
+func (f *feed) expire(now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for key, since := range f.refused {
+		if !since.IsZero() && now.Sub(since) >= f.keep {
+			f.decode.remove([]byte(key))
+			f.refused[key] = time.Time{}
+		}
+	}
+	f.decode.flush()
+}
+
+// move makes the feed follow another prefix that holds the same keys. Nothing is deleted until the new prefix has been
+// listed. Not concurrently with run.
+func (f *feed) move(p prefix) {
+	f.mu.Lock()
+	f.moving = true
+	if f.left == nil {
+		f.left = make(map[string]struct{})
+	}
+	f.mu.Unlock()
+
+	f.watcher.Drain() // into f.left
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.moving, f.current = false, false
+	f.prefix, f.watcher = p, kvstore.NewWatcher(p.keys, f.deliver)
+}
+
+// drain deletes all that the feed has brought. Not concurrently with run.
+func (f *feed) drain() {
+	f.watcher.Drain()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sweep()
+	f.decode.flush()
+	f.listed, f.current = false, false
+}
+
+// feedStanding is how far a feed has come.
+type feedStanding struct {
+	inUse   int   // objects whose present value is in use
+	listed  bool  // completely, at least once
+	current bool  // completely, over the present connection
+	lost    error // what keeps it from following, nil if nothing does
+}
+
+func (f *feed) standing() feedStanding {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := feedStanding{inUse: max(0, f.watcher.Len()-len(f.refused)), listed: f.listed, current: f.current}
+	if w := f.watcher.Status(); !w.Live && w.LastErrorAt.After(f.started) {
+		s.lost = w.LastError
+	}
+	return s
+}

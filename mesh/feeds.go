@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"context"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/ipcache"
+	"github.com/weftmesh/weft/kvstore"
+	"github.com/weftmesh/weft/node"
+	"github.com/weftmesh/weft/service"
+)
+
+// feeds are all that is followed of one cluster, under one id.
+type feeds struct {
+	id     identity.ClusterID
+	cached bool // the layout: data stands under cilium/cache
+
+	nodes, services, ips, identities *feed
+}
+
+// inDrainOrder lists the feeds such that no address outlives the node behind which it is, nor an identity its addresses.
+func (fs *feeds) inDrainOrder() []*feed {
+	return []*feed{fs.nodes, fs.services, fs.ips, fs.identities}
+}
+
+// newFeeds returns the feeds of r's cluster, which has the id given.
+func (r *remote) newFeeds(id identity.ClusterID, cached bool) *feeds {
+	cfg := &r.mesh.cfg
+	source, local := ipcache.ClusterMesh, ""
+	if r.own {
+		source, local = ipcache.KVStore, cfg.NodeName
+	}
+	fs := &feeds{id: id, cached: cached}
+	prefixes := layout(r.name, cached)
+	feed := func(kind string, p prefix, d decoder) *feed {
+		return newFeed(kind, p, d, r.rejects, cfg.KeepInvalid, r.synced)
+	}
+	fs.nodes = feed("node", prefixes.nodes, &nodes{
+		table: cfg.Nodes, ips: cfg.IPs, layout: cfg.Layout, cluster: id, name: r.name, local: local, remote: !r.own,
+		source: source, dualStack: cfg.DualStack, underlay6: cfg.Underlay6, known: make(map[string][]ipcache.Claim),
+	})
+	fs.services = feed("service", prefixes.services, &services{table: cfg.Services, cluster: id, name: r.name})
+	fs.ips = feed("ip", prefixes.ips, &ips{
+		table: cfg.IPs, layout: cfg.Layout, owner: ipcache.Owner{Cluster: id, Source: source, Object: ipOwnerObject},
+	})
+	fs.identities = feed("identity", prefixes.identities, &identities{
+		table: cfg.Identities, layout: cfg.Layout, cluster: id, name: r.name,
+	})
+	return fs
+}
+
+// prefix is where the objects of one kind are.
+type prefix struct {
+	canary string // as the cluster names it when it says that the kind is complete
+	keys   string // what the keys begin with
+}
+
+type prefixes struct{ nodes, services, ips, identities prefix }
+
+// layout says where the data of a cluster is: in its own tree, or in a copy.
+func layout(cluster string, cached bool) prefixes {
+	in := func(state, dir, copied string) prefix {
+		if cached {
+			p := identity.CachePrefix(state)
+			return prefix{canary: p, keys: p + "/" + copied + "/"}
+		}
+		return prefix{canary: state, keys: state + "/" + dir + "/"}
+	}
+	return prefixes{
+		nodes:      in(node.StatePrefix, cluster, cluster),
+		services:   in(service.StatePrefix, cluster, cluster),
+		ips:        in(ipcache.StatePrefix, ipcache.DefaultSpace, cluster),
+		identities: in(identity.StatePrefix, "id", cluster+"/id"),
+	}
+}
+
+// move makes the feeds follow the other layout.
+func (fs *feeds) move(cluster string, cached bool) {
+	p := layout(cluster, cached)
+	fs.nodes.move(p.nodes)
+	fs.services.move(p.services)
+	fs.ips.move(p.ips)
+	fs.identities.move(p.identities)
+	fs.cached = cached
+}
+
+// follow runs the feeds over one connection until ctx ends or one of them cannot go on. With canaries, each kind waits
+// until the cluster says that it is complete: before that, a missing key may only not have been written yet.
+func (fs *feeds) follow(ctx context.Context, c *kvstore.Client, cluster string, canaries bool) error {
+	tasks, ctx := errgroup.WithContext(ctx)
+	complete := make(map[string]chan struct{})
+	for _, f := range fs.inDrainOrder() {
+		start := make(chan struct{})
+		complete[f.prefix.canary] = start
+		if !canaries {
+			close(start)
+		}
+		tasks.Go(func() error { return f.run(ctx, c, start) })
+	}
+	if canaries {
+		watcher := kvstore.NewWatcher(identity.SyncedPrefix+"/"+cluster+"/", func(events []kvstore.Event) {
+			for _, e := range events {
+				start, waiting := complete[string(e.Key)]
+				if waiting && (e.Kind == kvstore.Created || e.Kind == kvstore.Modified) {
+					close(start)
+					delete(complete, string(e.Key))
+				}
+			}
+		})
+		tasks.Go(func() error { return watcher.Run(ctx, c) })
+	}
+	return tasks.Wait()
+}
+
+// disconnected says that none of the feeds is followed any more.
+func (fs *feeds) disconnected() {
+	for _, f := range fs.inDrainOrder() {
+		f.disconnected()
+	}
+}

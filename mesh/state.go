@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/kvstore"
+)
+
+// progress is how far the life of a remote has come.
+type progress struct {
+	attempt  attempt
+	probeErr error // of the last look at a joined cluster's config
+	lost     error // what a connection suffers from that has not failed, as last noticed
+
+	state State // as last noticed
+	since time.Time
+
+	lastErr               error
+	lastErrAt             time.Time
+	failures, connections uint64
+}
+
+// attempt is what the latest attempt to join the cluster has come to.
+type attempt uint8
+
+const (
+	attemptOpen attempt = iota
+	attemptFailed
+	attemptConflict
+	attemptJoined
+)
+
+// note remembers an error for the status. mu is held.
+func (r *remote) note(err error) {
+	r.progress.lastErr, r.progress.lastErrAt = err, time.Now()
+}
+
+// use makes client, or none, the one that the status speaks of.
+func (r *remote) use(client *kvstore.Client) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.client = client
+}
+
+// connecting begins a connection. What a failure before it has shown stays shown until it has come to something.
+func (r *remote) connecting() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.progress.attempt == attemptJoined {
+		r.progress.attempt = attemptOpen
+	}
+	r.observe()
+}
+
+// failed ends an attempt, or a connection, with an error.
+func (r *remote) failed(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := &r.progress
+	again := p.lastErr != nil && p.attempt != attemptJoined && p.lastErr.Error() == err.Error()
+	p.attempt = attemptFailed
+	if errors.Is(err, errConflict) {
+		p.attempt = attemptConflict
+	}
+	p.failures++
+	r.note(err)
+	r.observe()
+	if !again && !errors.Is(err, context.Canceled) {
+		r.log.Warn("connection to remote cluster failed", "err", err)
+	}
+}
+
+// joined says that the cluster's config is accepted and its data is about to be followed.
+func (r *remote) joined() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.progress.attempt, r.progress.probeErr, r.progress.lost = attemptJoined, nil, nil
+	r.progress.connections++
+	r.observe()
+	r.log.Info("connection to remote cluster established", "id", r.claims, "cached", r.config.Capabilities.Cached,
+		"canaries", r.config.Capabilities.SyncedCanaries)
+}
+
+// probed says what the last look at the cluster's config has come to.
+func (r *remote) probed(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.progress.probeErr = err; err != nil {
+		r.note(err)
+	}
+	r.observe()
+}
+
+// synced is called by a feed that has been listed.
+func (r *remote) synced() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.observe()
+}
+
+// observe brings the state up to date. mu is held.
+func (r *remote) observe() {
+	p := &r.progress
+	listed, current, lost := r.survey()
+	if lost == nil && (p.attempt == attemptJoined || p.attempt == attemptOpen) {
+		lost = disconnected(r.client)
+	}
+	if lost != nil && (p.lost == nil || p.lost.Error() != lost.Error()) {
+		r.note(lost)
+	}
+	p.lost = lost
+	if listed {
+		select {
+		case <-r.listed:
+		default:
+			close(r.listed)
+		}
+	}
+	state := p.stateFor(listed, current)
+	if state == p.state {
+		return
+	}
+	r.log.Info("state of remote cluster", "state", state, "was", p.state, "after", time.Since(p.since).Round(time.Millisecond))
+	p.state, p.since = state, time.Now()
+}
+
+// survey asks the feeds whether all of them have been listed, ever and over this connection, and what they suffer from.
+func (r *remote) survey() (listed, current bool, lost error) {
+	if r.feeds == nil {
+		return false, false, nil
+	}
+	listed, current = true, true
+	for _, f := range r.feeds.inDrainOrder() {
+		s := f.standing()
+		listed, current = listed && s.listed, current && s.current
+		if lost == nil && s.lost != nil {
+			lost = s.lost
+		}
+	}
+	return listed, current, lost
+}
+
+func (p *progress) stateFor(listed, current bool) State {
+	following := p.attempt == attemptJoined && p.probeErr == nil && p.lost == nil
+	switch {
+	case p.attempt == attemptConflict:
+		return Conflict
+	case following && current:
+		return Ready
+	case listed:
+		return Stale
+	case following:
+		return Syncing
+	case p.attempt == attemptOpen && p.lost == nil:
+		return Connecting
+	}
+	return Failed
+}
+
+// disconnected says why client has no connection, nil if it has, or is only being made.
+func disconnected(client *kvstore.Client) error {
+	if client == nil {
+		return nil // let go of, which is not its failure
+	}
+	if s := client.Status(); !s.Connected && s.LastError != nil {
+		return fmt.Errorf("%w: %w", errNoAnswer, s.LastError)
+	}
+	return nil
+}
+
+// standing is what others need to know of a remote.
+type standing struct {
+	holds  identity.ClusterID // the id under which it brings data, 0 if none
+	claims identity.ClusterID // the id that the cluster says it has, 0 if that is not known
+	listed bool               // its nodes, addresses and identities have all been in the tables
+}
+
+func (r *remote) standing() standing {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := standing{claims: r.claims}
+	if fs := r.feeds; fs != nil {
+		s.holds = fs.id
+		s.listed = fs.nodes.standing().listed && fs.ips.standing().listed && fs.identities.standing().listed
+	}
+	return s
+}
+
+func (r *remote) status() RemoteStatus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.observe()
+	p := &r.progress
+	s := RemoteStatus{
+		Name: r.name, Own: r.own, ClusterID: uint32(r.claims), State: p.state, Since: p.since,
+		ConfigFile: r.settings.path, Failures: p.failures, Reconnects: max(p.connections, 1) - 1,
+		Canaries: r.config.Capabilities.SyncedCanaries, Cached: r.config.Capabilities.Cached,
+	}
+	if err := r.settings.err(); err != nil {
+		s.ConfigError = printable(err.Error())
+	}
+	if p.lastErr != nil {
+		s.LastError, s.LastErrorAt = printable(p.lastErr.Error()), p.lastErrAt
+	}
+	if r.settings.config != nil {
+		s.Endpoints = r.settings.config.Endpoints
+	}
+	if r.client != nil {
+		c := r.client.Status()
+		s.EtcdClusterID, s.ServerVersion, s.Revision = c.EtcdClusterID, printable(c.ServerVersion), c.Revision
+	}
+	if fs := r.feeds; fs != nil {
+		for _, f := range []struct {
+			feed   *feed
+			count  *int
+			synced *bool
+		}{
+			{fs.nodes, &s.Nodes, &s.Synced.Nodes}, {fs.ips, &s.IPs, &s.Synced.IPs},
+			{fs.identities, &s.Identities, &s.Synced.Identities}, {fs.services, &s.Services, &s.Synced.Services},
+		} {
+			state := f.feed.standing()
+			*f.count, *f.synced = state.inUse, state.current
+		}
+	}
+	s.Rejected, s.LastRejections = r.rejects.report()
+	return s
+}
+
+// badFile is the row of a file that should be a cluster's config and cannot be.
+func badFile(dir, name string, err error, since time.Time) RemoteStatus {
+	text := printable(err.Error())
+	return RemoteStatus{
+		Name: printable(name), State: Failed, Since: since, ConfigFile: printable(filepath.Join(dir, name)),
+		ConfigError: text, LastError: text, LastErrorAt: since,
+	}
+}
