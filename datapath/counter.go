@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weftmesh/weft/bpf"
+	"github.com/weftmesh/weft/identity"
+)
+
+// Counter is how many packets the programs saw of one peer identity with one verdict since the map was made. It survives
+// the agent.
+type Counter struct {
+	Identity  identity.ID // 0 if the verdict gives none
+	Direction bpf.Direction
+	Verdict   bpf.Verdict
+	Packets   uint64 // a super-packet of GSO or GRO counts once
+	Bytes     uint64 // with the Ethernet header
+}
+
+// Counters reads the pinned counters, whether an agent runs or not. It is safe for concurrent use.
+type Counters struct {
+	counters, missed *ebpf.Map
+}
+
+// Missed is what the counters and the ring buffer had no room for, by direction.
+type Missed struct {
+	Direction bpf.Direction
+	// Packets and Bytes are counted here because the counters had no room for a new key.
+	Packets, Bytes uint64
+	// Events is how many sampled packets the ring buffer did not take.
+	Events uint64
+}
+
+// OpenCounters opens the counters below a BPF file system, read-only. Close them after use.
+func OpenCounters(bpffs string) (*Counters, error) {
+	counters, err := openPinReadOnly(bpffs, pinCounters, bpf.MapCounters)
+	if err != nil {
+		return nil, err
+	}
+	missed, err := openPinReadOnly(bpffs, pinMissed, bpf.MapMissed)
+	if err != nil {
+		_ = counters.Close()
+		return nil, err
+	}
+	return &Counters{counters: counters, missed: missed}, nil
+}
+
+// Close closes the maps; the pins stay.
+func (c *Counters) Close() error { return errors.Join(c.counters.Close(), c.missed.Close()) }
+
+// List returns all counters, ordered by direction, identity and verdict.
+func (c *Counters) List() ([]Counter, error) {
+	var (
+		all     []Counter
+		key     bpf.CounterKey
+		values  []bpf.CounterValue
+		entries = c.counters.Iterate()
+	)
+	for entries.Next(&key, &values) {
+		sum := bpf.Sum(values)
+		all = append(all, Counter{
+			Identity: identity.ID(key.Identity), Direction: key.Direction, Verdict: key.Verdict,
+			Packets: sum.Packets, Bytes: sum.Bytes,
+		})
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read counters: %w", err)
+	}
+	slices.SortFunc(all, func(a, b Counter) int {
+		return cmp.Or(
+			cmp.Compare(a.Direction, b.Direction),
+			cmp.Compare(a.Identity, b.Identity),
+			cmp.Compare(a.Verdict, b.Verdict),
+		)
+	})
+	return all, nil
+}
+
+// Missed returns what had no room, for both directions.
+func (c *Counters) Missed() ([]Missed, error) {
+	var values []bpf.Missed
+	if err := c.missed.Lookup(uint32(0), &values); err != nil {
+		return nil, fmt.Errorf("read missed counters: %w", err)
+	}
+	sum := bpf.SumMissed(values)
+	var all []Missed
+	for _, d := range []bpf.Direction{bpf.Ingress, bpf.Egress} {
+		all = append(all, Missed{
+			Direction: d, Packets: sum.Counts[d].Packets, Bytes: sum.Counts[d].Bytes, Events: sum.Events[d].Packets,
+		})
+	}
+	return all, nil
+}
+
+// openPinReadOnly opens the pin of the map that the specs call name, after checking that it is one of that kind. Its size
+// may be any.
+func openPinReadOnly(bpffs, pin, name string) (*ebpf.Map, error) {
+	if err := checkBPFFS(bpffs); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(bpffs, pinDirName, pin)
+	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%s does not exist: no agent has run with --bpffs %s: %w", path, bpffs, err)
+	case err != nil:
+		return nil, explain("open "+path, err)
+	}
+	spec, err := bpf.Load()
+	if err == nil {
+		want := spec.Maps[name].Copy()
+		want.MaxEntries = m.MaxEntries()
+		if err = want.Compatible(m); err != nil {
+			err = fmt.Errorf("%w: %s was made by another version of weft: %w", ErrIncompatible, path, err)
+		}
+	}
+	if err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	return m, nil
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/weftmesh/weft/bpf"
+	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/ipcache"
+	"github.com/weftmesh/weft/node"
+)
+
+// DefaultMaxEntries is the size of the ipcache map unless configured otherwise.
+const DefaultMaxEntries = 512000
+
+// Config says what the datapath of a node is made of.
+type Config struct {
+	// BPFFS is the mount point of a BPF file system, as a rule /sys/fs/bpf. Agents on one machine need one each.
+	BPFFS string
+	// Devices get the programs. Empty: the devices of the default routes and those with one of NodeIPs; a device that has
+	// the programs then keeps them as long as it exists, so that a default route which goes and comes opens no gap.
+	Devices     []string
+	RoutingMode RoutingMode
+	// MaxEntries is the size of the ipcache map; 0: DefaultMaxEntries. It must be that of a map that is pinned already.
+	MaxEntries uint32
+	// ClusterName and NodeName name this node among those of Nodes.
+	ClusterName, NodeName string
+	// NodeIPs are this node's own addresses.
+	NodeIPs []netip.Addr
+	// LocalPodCIDRs are this node's own pod CIDRs: no route to another node may overlap one.
+	LocalPodCIDRs []netip.Prefix
+	// DualStack: the world of unknown addresses is told apart by family.
+	DualStack bool
+	// Underlay6: nodes reach each other over IPv6; else over IPv4.
+	Underlay6 bool
+	// FlowSample: one in so many packets becomes a [Flow]; 0: none.
+	FlowSample uint32
+	// Layout tells to which cluster an identity belongs.
+	Layout identity.Layout
+	IPs    *ipcache.Table
+	Nodes  *node.Table
+	// Listed reports whether all that the cluster with this id claims is in IPs and Nodes, so that entries which nobody
+	// claims may be pruned; for id 0, whether that holds for every cluster. It is called from several goroutines.
+	Listed func(identity.ClusterID) bool
+	Log    *slog.Logger
+}
+
+// validate fills in the defaults.
+func (c *Config) validate() error {
+	switch {
+	case c.BPFFS == "":
+		return errors.New("datapath: no BPF file system is named")
+	case c.RoutingMode != RoutingNone && c.RoutingMode != RoutingNative:
+		return fmt.Errorf("datapath: routing mode %q: want %s or %s", c.RoutingMode, RoutingNone, RoutingNative)
+	case c.Layout.MaxCluster() == 0:
+		return errors.New("datapath: no identity layout")
+	case c.IPs == nil || c.Nodes == nil || c.Listed == nil || c.Log == nil:
+		return errors.New("datapath: IPs, Nodes, Listed and Log are required")
+	}
+	if c.MaxEntries == 0 {
+		c.MaxEntries = DefaultMaxEntries
+	}
+	return nil
+}
+
+// Datapath is the task that keeps a node's kernel equal to the tables.
+type Datapath struct {
+	cfg   Config
+	flows *flows
+
+	ready   chan struct{}
+	unready atomic.Int32 // how many of the two conditions of ready do not hold yet
+
+	mu         sync.Mutex
+	state      Status      // but for the parts that others keep
+	reconciler *reconciler // nil before Run
+}
+
+// New checks cfg. It touches nothing; Run does.
+func New(cfg Config) (*Datapath, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	d := &Datapath{
+		cfg:   cfg,
+		flows: newFlows(),
+		ready: make(chan struct{}),
+		state: Status{PinDir: filepath.Join(cfg.BPFFS, pinDirName), RoutingMode: cfg.RoutingMode},
+	}
+	d.state.IPCache.MaxEntries = cfg.MaxEntries
+	d.unready.Store(2)
+	return d, nil
+}
+
+// String names the task.
+func (d *Datapath) String() string { return "datapath" }
+
+// Ready is closed when, for the first time, the devices that exist have their programs and the map equals the tables. A
+// configured device that does not exist does not hold it up; having no device at all does.
+func (d *Datapath) Ready() <-chan struct{} { return d.ready }
+
+// Run takes over or makes all kernel objects and keeps them right until ctx ends; then it returns nil and leaves them as
+// they are, at work. Errors of its beginning wrap [ErrPrivileges], [ErrKernel], [ErrBPFFS], [ErrInUse] or
+// [ErrIncompatible]. It can be called once.
+//
+// It works in the network namespace of the calling thread, and does all that depends on it on that thread: a caller that
+// has changed the namespace of its thread only needs to have locked it.
+func (d *Datapath) Run(ctx context.Context) error {
+	if err := checkPrivileges(); err != nil {
+		return err
+	}
+	dir, err := openPinDir(d.cfg.BPFFS)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	maps, programs, err := d.load(dir)
+	if err != nil {
+		return err
+	}
+	defer maps.Close()
+	defer closePrograms(programs)
+	h, err := openHost()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+
+	reconciler := newReconciler(&d.cfg, &kernelMap{m: maps[bpf.MapIPCache]})
+	d.mu.Lock()
+	d.reconciler = reconciler
+	d.mu.Unlock()
+	events, err := ringbuf.NewReader(maps[bpf.MapEvents])
+	if err != nil {
+		return explain("read events", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer events.Close()
+	defer cancel()
+	tasks.Go(func() { d.flows.read(events) })
+	tasks.Go(func() { reconciler.run(ctx, sync.OnceFunc(d.achieved)) })
+	k := &keeper{
+		datapath: d,
+		dir:      dir,
+		maps:     maps,
+		host:     h,
+		attacher: &attacher{dir: dir, programs: programs},
+		achieved: sync.OnceFunc(d.achieved),
+	}
+	return k.run(ctx)
+}
+
+// load opens or makes the maps and programs, and tells the programs their settings before any of them runs.
+func (d *Datapath) load(dir *pinDir) (mapSet, []program, error) {
+	spec, err := bpf.Load()
+	if err != nil {
+		return nil, nil, fmt.Errorf("read embedded programs: %w", err)
+	}
+	spec.Maps[bpf.MapIPCache].MaxEntries = d.cfg.MaxEntries
+	maps, err := openMaps(dir, spec.Maps)
+	if err != nil {
+		return nil, nil, err
+	}
+	settings := bpf.MakeConfig(d.cfg.FlowSample, d.cfg.DualStack)
+	if err := maps[bpf.MapConfig].Update(uint32(0), &settings, ebpf.UpdateAny); err != nil {
+		maps.Close()
+		return nil, nil, explain("write settings of the programs", err)
+	}
+	programs, err := openPrograms(dir, spec, maps)
+	if err != nil {
+		maps.Close()
+		return nil, nil, err
+	}
+	return maps, programs, nil
+}
+
+// achieved counts the conditions of ready.
+func (d *Datapath) achieved() {
+	if d.unready.Add(-1) == 0 {
+		close(d.ready)
+	}
+}
+
+// local is what routes must not run over.
+func (d *Datapath) local() localNode {
+	return localNode{
+		Cluster: d.cfg.ClusterName, Node: d.cfg.NodeName, IPs: slices.Clone(d.cfg.NodeIPs), PodCIDRs: d.cfg.LocalPodCIDRs,
+	}
+}

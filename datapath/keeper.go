@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// checkInterval is how often devices, routes and pins are looked at when nothing tells of a change.
+	checkInterval = 30 * time.Second
+	// troubleInterval is the same while something is not as wanted.
+	troubleInterval = 5 * time.Second
+	// pruneInterval is the same while routes wait for their sources to be heard completely.
+	pruneInterval = time.Second
+	// settleTime is how long a burst of changes is waited for. After a check that took longer the pause is longer, so that
+	// checks take no more than a tenth of a CPU whatever the machine's own routes do.
+	settleTime = 50 * time.Millisecond
+)
+
+// keeper keeps links and routes right. It is for one goroutine, on a thread in the network namespace that it serves.
+type keeper struct {
+	datapath *Datapath
+	dir      *pinDir
+	maps     mapSet
+	host     *host
+	attacher *attacher
+	achieved func()
+
+	swept bool // with routing mode none: old routes of ours are gone
+}
+
+// run checks everything at once, then at every change that the kernel or the table of nodes tells of, and at intervals.
+// It returns an error where waiting cannot help: the kernel lacks a feature, or this process a privilege.
+func (k *keeper) run(ctx context.Context) error {
+	changed := make(chan struct{}, 1)
+	broken := make(chan error, 1)
+	var stop func()
+	defer func() {
+		if stop != nil {
+			stop()
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		var watchErr error
+		if stop == nil {
+			stop, watchErr = startWatch(ctx, changed, broken)
+		}
+		nodes := k.datapath.cfg.Nodes.Changed()
+		select { // what was told so far is about to be read
+		case <-changed:
+		default:
+		}
+		began := time.Now()
+		next, err := k.check(watchErr)
+		if errors.Is(err, ErrKernel) || errors.Is(err, ErrPrivileges) {
+			return err
+		}
+		if err == nil {
+			k.achieved()
+		}
+		pause := max(settleTime, 9*time.Since(began))
+		timer.Reset(next)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-nodes:
+		case <-changed:
+		case err := <-broken:
+			k.datapath.cfg.Log.Warn("netlink subscription broke, will subscribe again", "err", err)
+			stop()
+			stop = nil
+		}
+		timer.Reset(pause)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+	}
+	return nil
+}
+
+// startWatch subscribes to changes in the network namespace of the calling thread. stop ends the subscription and waits
+// for its goroutine.
+func startWatch(ctx context.Context, changed chan<- struct{}, broken chan<- error) (stop func(), err error) {
+	w, err := openWatch()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := w.run(ctx, changed); err != nil {
+			broken <- err
+		}
+	}()
+	return func() {
+		cancel()
+		w.Close()
+		<-done
+	}, nil
+}
+
+// check looks at everything and makes it right. It returns when to do so again even if nothing changes. The error joins
+// all that belongs to no device or route, and stands in the status too, as does watchErr.
+func (k *keeper) check(watchErr error) (time.Duration, error) {
+	cfg := &k.datapath.cfg
+	errs := []error{watchErr, k.maps.repin(k.dir)}
+	existing, err := k.host.devices()
+	if err != nil {
+		errs = append(errs, err)
+		return k.publish(nil, nil, false, errors.Join(errs...))
+	}
+	names := map[uint32]string{}
+	for _, dev := range existing {
+		names[uint32(dev.Index)] = dev.Name
+	}
+	k.datapath.flows.name(names)
+
+	// Asked before the nodes are read, so that what is complete is in what is read.
+	prune := cfg.RoutingMode == RoutingNone || cfg.Listed(0)
+	claims := k.claims()
+	wantsPrefix := map[netip.Prefix]bool{}
+	for _, c := range claims {
+		wantsPrefix[c.Prefix] = true
+	}
+	routes, defaults, routesErr := k.routes(func(p netip.Prefix) bool { return wantsPrefix[p] })
+	errs = append(errs, routesErr)
+
+	devices, err := k.checkDevices(existing, defaults)
+	errs = append(errs, err)
+	var states []RouteStatus
+	waiting := false
+	if routesErr == nil {
+		states, waiting, err = k.checkRoutes(claims, routes, prune, names)
+		errs = append(errs, err)
+		k.swept = k.swept || err == nil
+	}
+	return k.publish(devices, states, waiting, errors.Join(errs...))
+}
+
+// claims are the wishes for routes; none without native routing.
+func (k *keeper) claims() []routeClaim {
+	if k.datapath.cfg.RoutingMode == RoutingNone {
+		return nil
+	}
+	nodes, _ := k.datapath.cfg.Nodes.Snapshot()
+	return planRoutes(nodes, k.datapath.local())
+}
+
+// routes reads the kernel's, unless nothing depends on them.
+func (k *keeper) routes(pick func(netip.Prefix) bool) ([]kernelRoute, map[int]bool, error) {
+	cfg := &k.datapath.cfg
+	if cfg.RoutingMode == RoutingNone && k.swept && len(cfg.Devices) > 0 {
+		return nil, nil, nil
+	}
+	return k.host.routes(pick)
+}
+
+// checkDevices gives the devices their programs.
+func (k *keeper) checkDevices(existing []device, defaults map[int]bool) ([]DeviceStatus, error) {
+	cfg := &k.datapath.cfg
+	if len(cfg.Devices) > 0 {
+		return k.attacher.sync(namedDevices(cfg.Devices, existing), nil)
+	}
+	addresses, err := k.host.addresses()
+	devices, attachErr := k.attacher.sync(uplinks(existing, defaults, addresses, cfg.NodeIPs), existing)
+	if len(devices) == 0 && err == nil && attachErr == nil {
+		err = errors.New("no Ethernet device has a default route or an address of this node: name one with --devices")
+	}
+	return devices, errors.Join(err, attachErr)
+}
+
+// checkRoutes makes the kernel's routes equal the claims. waiting: some of ours that nobody claims may not go yet.
+func (k *keeper) checkRoutes(claims []routeClaim, have []kernelRoute, prune bool, names map[uint32]string) (
+	_ []RouteStatus, waiting bool, err error,
+) {
+	wanted, keep := k.resolve(claims)
+	changes := diffRoutes(wanted, keep, have, prune)
+	failed := map[netip.Prefix]error{}
+	for prefix, foreign := range changes.conflicts {
+		failed[prefix] = fmt.Errorf("a route of protocol %d has this prefix already; it is left alone", foreign.Protocol)
+	}
+	for _, c := range changes.set {
+		if err := k.host.set(c); err != nil {
+			failed[c.Prefix] = fmt.Errorf("set route: %w", err)
+		}
+	}
+	var errs []error
+	for _, r := range changes.remove {
+		if err := k.host.remove(r); err != nil {
+			errs = append(errs, fmt.Errorf("remove route %v: %w", r.Prefix, err))
+		}
+	}
+	states := make([]RouteStatus, len(claims))
+	for i, c := range claims {
+		if c.Err == nil {
+			c.Err = failed[c.Prefix]
+		}
+		states[i] = RouteStatus{Prefix: c.Prefix, Gateway: c.Gateway, Node: c.Node.String(), Installed: c.Err == nil}
+		if c.Err != nil {
+			states[i].Error = c.Err.Error()
+			continue
+		}
+		states[i].Device = names[uint32(wanted[c.Prefix].IfIndex)]
+	}
+	return states, changes.waiting > 0, errors.Join(errs...)
+}
+
+// resolve finds the devices of the claims that are granted, and notes an error at those that have none. keep are prefixes
+// of which the kernel gave no verdict: a route of theirs stays.
+func (k *keeper) resolve(claims []routeClaim) (wanted map[netip.Prefix]route, keep map[netip.Prefix]bool) {
+	wanted, keep = map[netip.Prefix]route{}, map[netip.Prefix]bool{}
+	type answer struct {
+		index int
+		err   error
+	}
+	answers := map[netip.Addr]answer{}
+	for i := range claims {
+		c := &claims[i]
+		if c.Err != nil {
+			continue
+		}
+		a, ok := answers[c.Gateway]
+		if !ok {
+			a.index, a.err = k.host.directDevice(c.Gateway)
+			answers[c.Gateway] = a
+		}
+		if c.Err = a.err; c.Err != nil {
+			keep[c.Prefix] = !errors.Is(a.err, errNotReachable)
+			continue
+		}
+		wanted[c.Prefix] = route{Prefix: c.Prefix, Gateway: c.Gateway, IfIndex: a.index, Metric: defaultMetric(c.Prefix)}
+	}
+	return wanted, keep
+}
+
+// publish puts the outcome of a check into the status, and says when to check again. A list that was not made is nil, and
+// the last one stays.
+func (k *keeper) publish(devices []DeviceStatus, routes []RouteStatus, waiting bool, err error) (time.Duration, error) {
+	k.datapath.note(func(s *Status) {
+		s.Errors = nil
+		if err != nil {
+			s.Errors = strings.Split(err.Error(), "\n")
+		}
+		if devices != nil {
+			s.Devices = devices
+		}
+		if routes != nil {
+			s.Routes = routes
+		}
+	})
+	switch {
+	case waiting:
+		return pruneInterval, err
+	case err != nil || troubled(devices, routes):
+		return troubleInterval, err
+	}
+	return checkInterval, err
+}
+
+// troubled reports whether a device or route is not as wanted.
+func troubled(devices []DeviceStatus, routes []RouteStatus) bool {
+	for _, d := range devices {
+		if d.Error != "" {
+			return true
+		}
+		for _, p := range d.Programs {
+			if p.Error != "" {
+				return true
+			}
+		}
+	}
+	return slices.ContainsFunc(routes, func(r RouteStatus) bool { return r.Error != "" })
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weftmesh/weft/bpf"
+)
+
+// pins maps the name of each map in the specs to the name of its pin.
+var pins = map[string]string{
+	bpf.MapIPCache:  pinIPCache,
+	bpf.MapCounters: pinCounters,
+	bpf.MapMissed:   pinMissed,
+	bpf.MapEvents:   pinEvents,
+	bpf.MapConfig:   pinConfig,
+}
+
+// mapSet is the pinned maps, by their names in the specs.
+type mapSet map[string]*ebpf.Map
+
+// openMaps opens the pin of every map in specs, or makes the map and pins it. An error wraps [ErrIncompatible] if a pin
+// holds something else than its spec says.
+func openMaps(dir *pinDir, specs map[string]*ebpf.MapSpec) (_ mapSet, err error) {
+	set := mapSet{}
+	defer func() {
+		if err != nil {
+			set.Close()
+		}
+	}()
+	for name, spec := range specs {
+		pin, ok := pins[name]
+		if !ok {
+			return nil, fmt.Errorf("map %s has no pin", name)
+		}
+		m, err := openMap(dir.file(pin), spec)
+		if err != nil {
+			return nil, err
+		}
+		set[name] = m
+	}
+	return set, nil
+}
+
+// Close closes the maps and leaves their pins.
+func (s mapSet) Close() {
+	for _, m := range s {
+		_ = m.Close()
+	}
+}
+
+// repin puts back the pins that somebody removed. The map lives on in this process and in the programs, but the next
+// agent would not find it.
+func (s mapSet) repin(dir *pinDir) error {
+	var errs []error
+	for name, m := range s {
+		path := dir.file(pins[name])
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		// Unpin makes the library forget the path at which it believes the map to be.
+		if err := errors.Join(m.Unpin(), m.Pin(path)); err != nil {
+			errs = append(errs, explain("put back pin "+path, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// openMap opens the map that is pinned at path, or makes and pins it. Nothing is ever replaced: the programs of a running
+// node read the pinned map.
+func openMap(path string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return createMap(path, spec)
+	case err != nil:
+		var errno unix.Errno
+		if !errors.As(err, &errno) {
+			return nil, fmt.Errorf("%w: %s holds no map: stop weft, remove it and start again", ErrIncompatible, path)
+		}
+		return nil, explain("open map "+path, err)
+	}
+	if err := compatible(path, m, spec); err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func createMap(path string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	m, err := ebpf.NewMap(spec)
+	if err != nil {
+		return nil, explain("create map "+spec.Name, err)
+	}
+	if err := m.Pin(path); err != nil {
+		_ = m.Close()
+		return nil, explain("pin map at "+path, err)
+	}
+	return m, nil
+}
+
+// compatible compares a pinned map with its spec.
+func compatible(path string, m *ebpf.Map, spec *ebpf.MapSpec) error {
+	err := spec.Compatible(m)
+	if err == nil {
+		return nil
+	}
+	sized := spec.Copy()
+	sized.MaxEntries = m.MaxEntries()
+	if spec.Name == bpf.MapIPCache && sized.Compatible(m) == nil {
+		return fmt.Errorf("%w: %s was made for %d entries and %d are configured: keep it with --max-ipcache-entries %d, "+
+			"or stop weft, remove %[2]s and start again with an empty map", ErrIncompatible, path, m.MaxEntries(),
+			spec.MaxEntries, m.MaxEntries())
+	}
+	return fmt.Errorf("%w: %s is another map than this version of weft makes (%w): stop weft, remove %[2]s and start again",
+		ErrIncompatible, path, err)
+}
+
+// prefixMap is what the reconciler needs of the kernel's map.
+type prefixMap interface {
+	// Update sets keys[i] to values[i], in order, and returns how many it set; with an error, the next one is at fault.
+	Update(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) (int, error)
+	// Delete removes keys, in order, and returns how many it removed; with an error, the next one is at fault, and is
+	// absent if that error is [ebpf.ErrKeyNotExist].
+	Delete(keys []bpf.IPCacheKey) (int, error)
+	// Dump yields all entries in chunks, which are valid during the call only.
+	Dump(yield func(keys []bpf.IPCacheKey, values []bpf.IPCacheValue)) error
+}
+
+// kernelMap writes the pinned map, in batches where the kernel has them. It is for one goroutine.
+type kernelMap struct {
+	m      *ebpf.Map
+	single bool // the kernel has no batches for this map
+}
+
+var _ prefixMap = (*kernelMap)(nil)
+
+func (k *kernelMap) Update(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) (int, error) {
+	if !k.single {
+		n, err := k.m.BatchUpdate(keys, values, nil)
+		if !k.noBatch(n, len(keys), err) {
+			return n, err
+		}
+	}
+	for i := range keys {
+		if err := k.m.Update(&keys[i], &values[i], ebpf.UpdateAny); err != nil {
+			return i, err
+		}
+	}
+	return len(keys), nil
+}
+
+func (k *kernelMap) Delete(keys []bpf.IPCacheKey) (int, error) {
+	if !k.single {
+		n, err := k.m.BatchDelete(keys, nil)
+		if !k.noBatch(n, len(keys), err) {
+			return n, err
+		}
+	}
+	for i := range keys {
+		if err := k.m.Delete(&keys[i]); err != nil {
+			return i, err
+		}
+	}
+	return len(keys), nil
+}
+
+// noBatch reports whether to go on one by one: for good if the kernel has no batches, and for this once if it failed
+// before it began, when the count that it leaves behind says nothing.
+func (k *kernelMap) noBatch(done, of int, err error) bool {
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		k.single = true
+	}
+	return err != nil && (k.single || done >= of)
+}
+
+func (k *kernelMap) Dump(yield func([]bpf.IPCacheKey, []bpf.IPCacheValue)) error {
+	return dumpIPCache(k.m, func(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) bool {
+		yield(keys, values)
+		return true
+	})
+}
+
+// dumpChunk is how many entries one system call of a dump returns.
+const dumpChunk = 4096
+
+// dumpIPCache yields all entries of m in chunks, which are valid during the call only, until yield returns false. A map
+// that is written meanwhile can make the kernel begin again; then a dump would not end, and is given up with an error.
+func dumpIPCache(m *ebpf.Map, yield func([]bpf.IPCacheKey, []bpf.IPCacheValue) bool) error {
+	var (
+		cursor ebpf.MapBatchCursor
+		keys   = make([]bpf.IPCacheKey, dumpChunk)
+		values = make([]bpf.IPCacheValue, dumpChunk)
+		budget = 2 * (int(m.MaxEntries()) + dumpChunk)
+	)
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			return iterateIPCache(m, yield)
+		}
+		end := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !end {
+			return fmt.Errorf("read map ipcache: %w", err)
+		}
+		if n > 0 && !yield(keys[:n], values[:n]) || end {
+			return nil
+		}
+		if budget -= n; budget < 0 {
+			return errors.New("read map ipcache: it changes faster than it can be read: try again")
+		}
+	}
+}
+
+// iterateIPCache is dumpIPCache for kernels without batches.
+func iterateIPCache(m *ebpf.Map, yield func([]bpf.IPCacheKey, []bpf.IPCacheValue) bool) error {
+	keys, values := make([]bpf.IPCacheKey, 1), make([]bpf.IPCacheValue, 1)
+	entries := m.Iterate()
+	for entries.Next(&keys[0], &values[0]) {
+		if !yield(keys, values) {
+			return nil
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("read map ipcache: %w", err)
+	}
+	return nil
+}

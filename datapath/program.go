@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weftmesh/weft/bpf"
+)
+
+// program is a loaded and pinned program.
+type program struct {
+	bpf.Program
+	ID     ebpf.ProgramID
+	handle *ebpf.Program
+}
+
+// direction is the way of the packets that the program sees.
+func (p program) direction() bpf.Direction {
+	if p.Attach == ebpf.AttachTCXEgress {
+		return bpf.Egress
+	}
+	return bpf.Ingress
+}
+
+func closePrograms(programs []program) {
+	for _, p := range programs {
+		_ = p.handle.Close()
+	}
+}
+
+// openPrograms returns all programs, working on maps: those that are pinned, where they equal what this version of weft
+// would load, else new ones, which then are pinned in their place. The pins are what tells a later agent which program a
+// link runs, without the privilege to look programs up by their number.
+func openPrograms(dir *pinDir, spec *ebpf.CollectionSpec, maps mapSet) (_ []program, err error) {
+	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
+	if err != nil {
+		return nil, explain("load programs", err)
+	}
+	defer loaded.Close()
+	var programs []program
+	defer func() {
+		if err != nil {
+			closePrograms(programs)
+		}
+	}()
+	for _, p := range bpf.Programs {
+		fresh := loaded.Programs[p.Name]
+		if fresh == nil {
+			return nil, fmt.Errorf("program %s is not among those of this version", p.Name)
+		}
+		handle, err := adoptProgram(dir.file(pinProgramsDir, p.Name), fresh)
+		if err != nil {
+			return nil, err
+		}
+		info, err := handle.Info()
+		if err != nil {
+			_ = handle.Close()
+			return nil, fmt.Errorf("program %s: %w", p.Name, err)
+		}
+		id, _ := info.ID()
+		programs = append(programs, program{Program: p, ID: id, handle: handle})
+	}
+	return programs, nil
+}
+
+// adoptProgram returns the program that is pinned at path if it equals fresh; else it pins fresh there and returns a copy
+// of it. The new pin is made aside and moved over the old one, so that there is always one.
+func adoptProgram(path string, fresh *ebpf.Program) (*ebpf.Program, error) {
+	pinned, err := ebpf.LoadPinnedProgram(path, nil)
+	switch {
+	case err == nil:
+		equal, err := equalPrograms(pinned, fresh)
+		if err == nil && equal {
+			return pinned, nil
+		}
+		_ = pinned.Close()
+		if err != nil {
+			return nil, fmt.Errorf("compare with pinned program %s: %w", path, err)
+		}
+	case errors.Is(err, fs.ErrNotExist):
+	default:
+		return nil, explain("open program "+path, err)
+	}
+	handle, err := fresh.Clone()
+	if err != nil {
+		return nil, fmt.Errorf("pin program at %s: %w", path, err)
+	}
+	aside := path + "-new"
+	if err := errors.Join(removePin(aside), handle.Pin(aside)); err != nil {
+		_ = handle.Close()
+		return nil, explain("pin program at "+aside, err)
+	}
+	if err := os.Rename(aside, path); err != nil {
+		_ = handle.Close()
+		return nil, explain("move program pin to "+path, err)
+	}
+	return handle, nil
+}
+
+// equalPrograms compares the code, by the kernel's digest of it, and the maps that it works on.
+func equalPrograms(a, b *ebpf.Program) (bool, error) {
+	infoA, err := a.Info()
+	if err != nil {
+		return false, err
+	}
+	infoB, err := b.Info()
+	if err != nil {
+		return false, err
+	}
+	mapsA, _ := infoA.MapIDs()
+	mapsB, _ := infoB.MapIDs()
+	slices.Sort(mapsA)
+	slices.Sort(mapsB)
+	return infoA.Type == infoB.Type && infoA.Tag == infoB.Tag && slices.Equal(mapsA, mapsB), nil
+}
