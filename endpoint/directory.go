@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package endpoint
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// maxFileSize bounds what is read of one file: far above any node's workloads, far below what would hurt.
+const maxFileSize = 4 << 20
+
+// directory is a level-triggered view of the files of a directory. It compares what it sees with what it saw, by file
+// attributes on every scan and by content on thorough ones, rather than following events: that works on every file
+// system, through symlinks and bind mounts, loses nothing, and costs one stat per file. Files are taken only once they
+// have looked the same in two scans, so that a writer that truncates and then writes is not caught in between.
+//
+// A directory is not safe for concurrent use.
+type directory struct {
+	path  string
+	files map[string]*file
+	first bool  // nothing has been scanned yet
+	err   error // why the directory cannot be read at present
+}
+
+// file is what is known of one file.
+type file struct {
+	seen, taken attributes // of the last scan; of the content that was parsed
+	missing     bool       // absent at the last scan
+	hash        [sha256.Size]byte
+
+	declarations []declaration
+	errors       []SourceError
+}
+
+// attributes tell, short of reading it, whether a file is the one that was read.
+type attributes struct {
+	inode, device uint64
+	size          int64
+	mtime, ctime  time.Time
+}
+
+func newDirectory(path string) *directory {
+	return &directory{path: path, files: make(map[string]*file), first: true}
+}
+
+// scan looks at every file and has parse read those that changed, thoroughly: those that seem not to have changed too.
+// It reports whether the declarations or the errors are others than before. Files that cannot be read or parsed keep the
+// declarations that they last had; so do all files of a directory that cannot be read.
+func (d *directory) scan(thorough bool, parse func(file string, content []byte) ([]declaration, []SourceError, error)) (changed bool) {
+	settled := d.first // at the beginning, what is there has been there for long
+	changed, d.first = d.first, false
+	names, err := d.list()
+	if fmt.Sprint(err) != fmt.Sprint(d.err) {
+		changed = true
+	}
+	if d.err = err; err != nil {
+		return changed
+	}
+	for name := range d.files {
+		if !slices.Contains(names, name) && d.drop(name) {
+			changed = true
+		}
+	}
+	for _, name := range names {
+		if d.look(name, settled, thorough, parse) {
+			changed = true
+		}
+	}
+	return changed
+}
+
+// list returns the names of the files that may declare endpoints. Hidden files are not: editors and mounts use them.
+func (d *directory) list() ([]string, error) {
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return nil, fmt.Errorf("endpoints directory: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		name := e.Name()
+		if ext := filepath.Ext(name); !strings.HasPrefix(name, ".") && (ext == ".yaml" || ext == ".yml") {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// drop forgets a file that has been absent twice in a row, and reports whether it did.
+func (d *directory) drop(name string) bool {
+	f := d.files[name]
+	if !f.missing {
+		f.missing = true
+		return false
+	}
+	delete(d.files, name)
+	return true
+}
+
+// look takes note of one file and reports whether what it declares changed.
+func (d *directory) look(name string, settled, thorough bool, parse func(string, []byte) ([]declaration, []SourceError, error)) bool {
+	path := filepath.Join(d.path, name)
+	now, err := attributesOf(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errDirectory) {
+		if _, known := d.files[name]; !known {
+			return false
+		}
+		return d.drop(name)
+	}
+	f, known := d.files[name]
+	if !known {
+		f = new(file)
+		d.files[name] = f
+	}
+	f.missing = false
+	settled = settled || (known && now == f.seen)
+	f.seen = now
+	if err != nil {
+		return f.fail(name, err)
+	}
+	if !settled || (now == f.taken && !thorough) {
+		return false
+	}
+	content, err := readFile(path)
+	if err != nil {
+		return f.fail(name, err)
+	}
+	hash := sha256.Sum256(content)
+	if hash == f.hash && f.taken != (attributes{}) {
+		f.taken = now
+		return false
+	}
+	f.taken, f.hash = now, hash
+	good, rejected, err := parse(name, content)
+	if err != nil {
+		return f.fail(name, err)
+	}
+	f.declarations, f.errors = good, rejected
+	return true
+}
+
+// fail notes why a file could not be taken, and reports whether that is news. Its last good declarations stay.
+func (f *file) fail(name string, err error) bool {
+	message := sentence(err)
+	if len(f.declarations) > 0 {
+		message += "; its last good version stays in force"
+	}
+	failure := []SourceError{{File: name, Message: message}}
+	if slices.Equal(f.errors, failure) {
+		return false
+	}
+	f.errors = failure
+	return true
+}
+
+// all returns what every file declares, in the order of file names and of entries within a file, and what is wrong.
+func (d *directory) all() (declarations []declaration, problems []SourceError) {
+	if d.err != nil {
+		problems = append(problems, SourceError{Message: d.err.Error()})
+	}
+	names := make([]string, 0, len(d.files))
+	for name := range d.files {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		declarations = append(declarations, d.files[name].declarations...)
+		problems = append(problems, d.files[name].errors...)
+	}
+	return declarations, problems
+}
+
+var errDirectory = errors.New("is a directory")
+
+// attributesOf follows symlinks: what counts is the file that would be read.
+func attributesOf(path string) (attributes, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return attributes{}, err
+	}
+	if info.IsDir() {
+		return attributes{}, errDirectory
+	}
+	a := attributes{size: info.Size(), mtime: info.ModTime()}
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		a.inode, a.device = stat.Ino, stat.Dev
+		a.ctime = time.Unix(stat.Ctim.Unix())
+	}
+	return a, nil
+}
+
+func readFile(path string) ([]byte, error) {
+	// Not to be held up by a named pipe that nobody writes to.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	content, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(content) > maxFileSize {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxFileSize)
+	}
+	return content, nil
+}
