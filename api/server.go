@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// stopTimeout bounds how long a stopping server waits for answers under way.
+const stopTimeout = 2 * time.Second
+
+// Agent is what the server shows: functions that answer from the agent's present state. All are safe for concurrent use
+// and do not block.
+type Agent struct {
+	Version    func() VersionInfo
+	Status     func() Status
+	IPs        func() iter.Seq[IP]
+	IP         func(netip.Addr) (IPDetail, bool)
+	Nodes      func() []Node
+	Identities func() iter.Seq[Identity]
+	Identity   func(id uint32) (Identity, bool)
+	// Describe completes flows from the log with what would be too much to keep there.
+	Describe func([]Flow)
+	Flows    *FlowLog
+}
+
+// Server answers on a unix socket.
+type Server struct {
+	path  string
+	agent Agent
+	log   *slog.Logger
+	ready chan struct{}
+}
+
+// NewServer assembles a server that will listen on the path of a unix socket.
+func NewServer(path string, agent Agent, log *slog.Logger) *Server {
+	return &Server{path: path, agent: agent, log: log, ready: make(chan struct{})}
+}
+
+func (s *Server) String() string { return "api" }
+
+// Ready is closed once clients are answered.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// Run serves until ctx ends, and then removes the socket. The error wraps [ErrInUse] if another agent has the socket.
+func (s *Server) Run(ctx context.Context) error {
+	socket, err := listen(s.path)
+	if err != nil {
+		return err
+	}
+	defer socket.remove()
+	server := &http.Server{
+		Handler:           s.routes(),
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(socket) }()
+	s.log.Info("api ready", "socket", s.path)
+	close(s.ready)
+	select {
+	case err := <-failed:
+		server.Close()
+		return fmt.Errorf("api socket %s: %w", s.path, err)
+	case <-ctx.Done():
+	}
+	// Requests carry ctx, so streams are ending by themselves; ctx itself is of no use for waiting.
+	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer cancel()
+	if err := server.Shutdown(wait); err != nil {
+		server.Close()
+	}
+	<-failed
+	return nil
+}
+
+func (s *Server) routes() http.Handler {
+	mux := http.NewServeMux()
+	get := func(path string, parameters []string, answer func(http.ResponseWriter, *http.Request) error) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			if err := errors.Join(checkMethod(w, r), checkParameters(r, parameters)); err != nil {
+				writeError(w, err)
+				return
+			}
+			if err := answer(w, r); err != nil {
+				writeError(w, err)
+			}
+		})
+	}
+	get("/v1/version", nil, func(w http.ResponseWriter, _ *http.Request) error { return write(w, s.agent.Version()) })
+	get("/v1/status", nil, func(w http.ResponseWriter, _ *http.Request) error { return write(w, s.agent.Status()) })
+	get("/v1/ip", nil, func(w http.ResponseWriter, r *http.Request) error { return writeList(w, r, KindIPList, s.agent.IPs()) })
+	get("/v1/ip/{address}", nil, s.ip)
+	get("/v1/node", nil, func(w http.ResponseWriter, _ *http.Request) error {
+		return write(w, List[Node]{Meta: MetaOf(KindNodeList), Items: s.agent.Nodes()})
+	})
+	get("/v1/identity", nil, func(w http.ResponseWriter, r *http.Request) error {
+		return writeList(w, r, KindIdentityList, s.agent.Identities())
+	})
+	get("/v1/identity/{id}", nil, s.identity)
+	get("/v1/flows", []string{"follow", "last"}, s.flows)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		writeError(w, refuse(http.StatusNotFound, "no such path: %s", r.URL.Path))
+	})
+	return mux
+}
+
+// refusal is an error with the HTTP status that it means.
+type refusal struct {
+	code    int
+	message string
+}
+
+func (r *refusal) Error() string { return r.message }
+
+func refuse(code int, format string, args ...any) error {
+	return &refusal{code: code, message: fmt.Sprintf(format, args...)}
+}
+
+func checkMethod(w http.ResponseWriter, r *http.Request) error {
+	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+		return nil
+	}
+	w.Header().Set("Allow", "GET, HEAD")
+	return refuse(http.StatusMethodNotAllowed, "method %s: this path can only be read", r.Method)
+}
+
+func checkParameters(r *http.Request, known []string) error {
+	for name := range r.URL.Query() {
+		if !strings.Contains(" "+strings.Join(known, " ")+" ", " "+name+" ") {
+			return refuse(http.StatusBadRequest, "unknown parameter %q", name)
+		}
+	}
+	return nil
+}
+
+func (s *Server) ip(w http.ResponseWriter, r *http.Request) error {
+	addr, err := netip.ParseAddr(r.PathValue("address"))
+	if err != nil || addr.Zone() != "" {
+		return refuse(http.StatusBadRequest, "%q is not an IP address", r.PathValue("address"))
+	}
+	detail, ok := s.agent.IP(addr.Unmap())
+	if !ok {
+		return refuse(http.StatusNotFound, "no prefix contains %s", addr)
+	}
+	return write(w, detail)
+}
+
+func (s *Server) identity(w http.ResponseWriter, r *http.Request) error {
+	id, err := strconv.ParseUint(r.PathValue("id"), 10, 32)
+	if err != nil {
+		return refuse(http.StatusBadRequest, "%q is not the number of an identity", r.PathValue("id"))
+	}
+	found, ok := s.agent.Identity(uint32(id))
+	if !ok {
+		return refuse(http.StatusNotFound, "identity %d is not known", id)
+	}
+	return write(w, IdentityDetail{Meta: MetaOf(KindIdentity), Identity: found})
+}
+
+// flows writes flows as lines: the last ones first, and, if followed, all that come.
+func (s *Server) flows(w http.ResponseWriter, r *http.Request) error {
+	follow, err := strconv.ParseBool(orElse(r.URL.Query().Get("follow"), "false"))
+	if err != nil {
+		return refuse(http.StatusBadRequest, "follow: want true or false")
+	}
+	last, err := strconv.ParseUint(orElse(r.URL.Query().Get("last"), strconv.Itoa(flowLogSize)), 10, 31)
+	if err != nil {
+		return refuse(http.StatusBadRequest, "last: want a number")
+	}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	encoder := json.NewEncoder(w)
+	buf := make([]Flow, 0, 256)
+	for at := s.agent.Flows.Last(int(last)); ; {
+		changed := s.agent.Flows.Changed()
+		flows, next, lost := s.agent.Flows.Since(at, buf)
+		at = next
+		if lost > 0 {
+			if encoder.Encode(FlowEvent{Meta: MetaOf(KindFlowsLost), Lost: lost}) != nil {
+				return nil // the reader is gone
+			}
+		}
+		s.agent.Describe(flows)
+		for i := range flows {
+			if encoder.Encode(FlowEvent{Meta: MetaOf(KindFlow), Flow: &flows[i]}) != nil {
+				return nil
+			}
+		}
+		if len(flows) == cap(buf) {
+			continue
+		}
+		if !follow {
+			return nil
+		}
+		if http.NewResponseController(w).Flush() != nil {
+			return nil
+		}
+		select {
+		case <-r.Context().Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+func orElse(value, missing string) string {
+	if value == "" {
+		return missing
+	}
+	return value
+}
+
+func write(w http.ResponseWriter, object any) error {
+	body, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(append(body, '\n')) // a reader that is gone needs no answer
+	return nil
+}
+
+// writeList streams a list, which may be of a million elements, without holding it.
+func writeList[T any](w http.ResponseWriter, r *http.Request, kind string, items iter.Seq[T]) error {
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, `{"apiVersion":%q,"kind":%q,"items":[`, Version, kind)
+	separator := ""
+	for item := range items {
+		body, err := json.Marshal(item)
+		if err == nil {
+			_, err = fmt.Fprintf(w, "%s%s", separator, body)
+		}
+		if err != nil || r.Context().Err() != nil {
+			// Cut off, so that half a list is not taken for a whole one.
+			panic(http.ErrAbortHandler)
+		}
+		separator = ",\n"
+	}
+	fmt.Fprint(w, "]}\n")
+	return nil
+}
+
+func writeError(w http.ResponseWriter, err error) {
+	e := Error{Meta: MetaOf(KindError), Code: http.StatusInternalServerError, Message: err.Error()}
+	var r *refusal
+	if errors.As(err, &r) {
+		e.Code, e.Message = r.code, r.message
+	}
+	body, err := json.Marshal(e)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(e.Code)
+	_, _ = w.Write(append(body, '\n'))
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Status is the state of an agent.
+type Status struct {
+	Meta
+	Version string    `json:"version"`
+	Started time.Time `json:"started"`
+	// Healthy is true if there are no problems. See [Status.Assess].
+	Healthy  bool     `json:"healthy"`
+	Problems []string `json:"problems"`
+
+	Cluster   LocalCluster  `json:"cluster"`
+	Node      LocalNode     `json:"node"`
+	KVStore   *KVStore      `json:"kvstore,omitempty"` // nil: no etcd of its own, nothing is published
+	Clusters  []Cluster     `json:"clusters"`
+	Tables    Tables        `json:"tables"`
+	Endpoints Endpoints     `json:"endpoints"`
+	Datapath  Datapath      `json:"datapath"`
+	Config    []ConfigError `json:"configErrors"`
+	Tasks     []Task        `json:"tasks"`
+}
+
+// LocalCluster is the cluster that the agent belongs to.
+type LocalCluster struct {
+	Name                 string `json:"name"`
+	ID                   uint16 `json:"id"`
+	MaxConnectedClusters uint16 `json:"maxConnectedClusters"`
+}
+
+// LocalNode is the node that the agent runs on.
+type LocalNode struct {
+	Name     string         `json:"name"`
+	IPs      []netip.Addr   `json:"ips"`
+	PodCIDRs []netip.Prefix `json:"podCIDRs"`
+}
+
+// KVStore is the etcd of the agent's own cluster, and what the agent publishes in it.
+type KVStore struct {
+	Endpoints     []string          `json:"endpoints"`
+	Endpoint      string            `json:"endpoint,omitempty"` // the one that answered last
+	Connected     bool              `json:"connected"`
+	ServerVersion string            `json:"serverVersion,omitempty"`
+	EtcdClusterID string            `json:"etcdClusterID,omitempty"`
+	Revision      int64             `json:"revision,omitempty"`
+	Ready         bool              `json:"ready"` // all that was to be published has been, once
+	Keys          int               `json:"keys"`
+	Pending       int               `json:"pending"` // changes that etcd does not have yet
+	Leases        []string          `json:"leases"`
+	LastError     string            `json:"lastError,omitempty"` // it stays after recovery
+	LastErrorAt   time.Time         `json:"lastErrorAt,omitzero"`
+	KeyErrors     map[string]string `json:"keyErrors,omitempty"` // by key, what keeps it from being in etcd
+}
+
+// Cluster is a cluster that the agent follows.
+type Cluster struct {
+	Name string `json:"name"`
+	ID   uint32 `json:"id"`
+	// Own: it is the agent's own cluster, followed for its other nodes.
+	Own           bool              `json:"own"`
+	State         string            `json:"state"`
+	Ready         bool              `json:"ready"`
+	Since         time.Time         `json:"since"` // of the state
+	ConfigFile    string            `json:"configFile,omitempty"`
+	ConfigError   string            `json:"configError,omitempty"` // of the file; what it last held stays in use
+	Endpoints     []string          `json:"endpoints"`
+	ServerVersion string            `json:"serverVersion,omitempty"`
+	EtcdClusterID string            `json:"etcdClusterID,omitempty"`
+	Revision      int64             `json:"revision,omitempty"`
+	Canaries      bool              `json:"canaries"` // the cluster says when its data is complete
+	Cached        bool              `json:"cached"`   // the data comes from a copy
+	Counts        Counts            `json:"counts"`
+	Synced        map[string]bool   `json:"synced"` // by resource: listed completely at least once
+	Failures      uint64            `json:"failures"`
+	Reconnects    uint64            `json:"reconnects"`
+	LastError     string            `json:"lastError,omitempty"`
+	LastErrorAt   time.Time         `json:"lastErrorAt,omitzero"`
+	Rejected      map[string]uint64 `json:"rejected,omitempty"` // by kind and reason
+	Rejections    []Rejection       `json:"lastRejections,omitempty"`
+}
+
+// Counts is what a cluster has published and this node has accepted.
+type Counts struct {
+	Nodes      int `json:"nodes"`
+	IPs        int `json:"ips"`
+	Identities int `json:"identities"`
+	Services   int `json:"services"`
+}
+
+// Rejection is a statement of a cluster that was not accepted.
+type Rejection struct {
+	Kind   string    `json:"kind"`
+	Key    string    `json:"key"`
+	Reason string    `json:"reason"`
+	At     time.Time `json:"at"`
+}
+
+// Tables counts what is known of all clusters together.
+type Tables struct {
+	IPs        int `json:"ips"`
+	Identities int `json:"identities"`
+	Nodes      int `json:"nodes"`
+	Services   int `json:"services"`
+}
+
+// Endpoints are the workloads of the node.
+type Endpoints struct {
+	Items  []Endpoint    `json:"items"`
+	Errors []ConfigError `json:"errors"`
+}
+
+// Endpoint is a workload of the node.
+type Endpoint struct {
+	Namespace string       `json:"namespace"`
+	Name      string       `json:"name"`
+	IPs       []netip.Addr `json:"ips"`
+	Identity  uint32       `json:"identity"`
+	Labels    []string     `json:"labels"`
+	File      string       `json:"file"`
+}
+
+// ConfigError is what is wrong with a file that an operator of the node wrote.
+type ConfigError struct {
+	File    string `json:"file,omitempty"`
+	Line    int    `json:"line,omitempty"`
+	Message string `json:"message"`
+}
+
+func (e ConfigError) String() string {
+	switch {
+	case e.File == "":
+		return e.Message
+	case e.Line == 0:
+		return e.File + ": " + e.Message
+	}
+	return fmt.Sprintf("%s:%d: %s", e.File, e.Line, e.Message)
+}
+
+// Datapath is what the agent keeps in the kernel.
+type Datapath struct {
+	Ready       bool     `json:"ready"`
+	RoutingMode string   `json:"routingMode"`
+	Map         Map      `json:"map"`
+	Devices     []Device `json:"devices"`
+	Routes      int      `json:"routes"` // to the pods of other nodes
+	Flows       FlowStat `json:"flows"`
+	Errors      []string `json:"errors"`
+}
+
+// FlowStat counts the flows that the kernel reported since the agent started.
+type FlowStat struct {
+	Received uint64 `json:"received"`
+	Lost     uint64 `json:"lost"`
+}
+
+// Map is the ipcache map.
+type Map struct {
+	Pin        string `json:"pin"`
+	Entries    int    `json:"entries"`
+	MaxEntries uint32 `json:"maxEntries"`
+	Pending    int    `json:"pending"` // changes that are not in the map yet
+	Full       bool   `json:"full"`
+	// Unclaimed entries were found in the map and are kept until those who would claim them have been heard.
+	Unclaimed int    `json:"unclaimed"`
+	Failures  uint64 `json:"failures"` // writes that the kernel refused, since the agent started
+	Error     string `json:"error,omitempty"`
+}
+
+// Device is a network device with the programs of the agent.
+type Device struct {
+	Name     string          `json:"name"`
+	Index    int             `json:"index"`
+	Programs []DeviceProgram `json:"programs"`
+	Error    string          `json:"error,omitempty"` // why it has no programs
+}
+
+// DeviceProgram is one program at one device.
+type DeviceProgram struct {
+	Name     string `json:"name"`
+	Attached bool   `json:"attached"`
+	Error    string `json:"error,omitempty"`
+}
+
+// Task is a part of the agent that runs by itself.
+type Task struct {
+	Name   string `json:"name"`
+	Ready  bool   `json:"ready"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// Assess sets Healthy and Problems from all the rest. What other clusters publish wrongly is their problem, not this
+// node's: it is shown, but is none here.
+func (s *Status) Assess() {
+	s.Problems = []string{}
+	add := func(format string, args ...any) { s.Problems = append(s.Problems, fmt.Sprintf(format, args...)) }
+	for _, e := range s.Config {
+		add("configuration: %s", e)
+	}
+	if s.KVStore != nil {
+		s.assessKVStore(add)
+	}
+	for _, c := range s.Clusters {
+		if c.ConfigError != "" {
+			add("cluster %s: %s", c.Name, c.ConfigError)
+		} else if !c.Ready {
+			add("cluster %s is %s%s", c.Name, c.State, because(c.LastError))
+		}
+	}
+	for _, e := range s.Endpoints.Errors {
+		add("endpoints: %s", e)
+	}
+	s.assessDatapath(add)
+	s.Healthy = len(s.Problems) == 0
+}
+
+func (s *Status) assessKVStore(add func(string, ...any)) {
+	k := s.KVStore
+	if !k.Ready || (k.Pending > 0 && !k.Connected) {
+		add("kvstore: %d changes are not published yet%s", k.Pending, because(k.LastError))
+	}
+	for _, key := range slices.Sorted(maps.Keys(k.KeyErrors)) {
+		add("kvstore: key %s: %s", key, k.KeyErrors[key])
+	}
+}
+
+func (s *Status) assessDatapath(add func(string, ...any)) {
+	d := &s.Datapath
+	if !d.Ready {
+		add("datapath: the kernel has not been brought in line yet")
+	}
+	if d.Map.Full {
+		add("datapath: the ipcache map is full (%d entries) and %d changes wait: restart with a larger --max-ipcache-entries",
+			d.Map.MaxEntries, d.Map.Pending)
+	} else if d.Map.Error != "" {
+		add("datapath: ipcache map: %d changes wait: %s", d.Map.Pending, d.Map.Error)
+	}
+	if d.Ready && len(d.Devices) == 0 {
+		add("datapath: no device: name some with --devices")
+	}
+	for _, device := range d.Devices {
+		if device.Error != "" {
+			add("datapath: device %s: %s", device.Name, device.Error)
+		}
+		for _, p := range device.Programs {
+			if !p.Attached {
+				add("datapath: device %s: %s is not attached%s", device.Name, p.Name, because(p.Error))
+			}
+		}
+	}
+	for _, err := range d.Errors {
+		add("datapath: %s", err)
+	}
+}
+
+func because(err string) string {
+	if err == "" {
+		return ""
+	}
+	return ": " + err
+}
