@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/weftmesh/weft/api"
+	"github.com/weftmesh/weft/datapath"
+	"github.com/weftmesh/weft/endpoint"
+	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/ipcache"
+	"github.com/weftmesh/weft/kvstore"
+	"github.com/weftmesh/weft/mesh"
+	"github.com/weftmesh/weft/node"
+	"github.com/weftmesh/weft/service"
+)
+
+func agentCommand(env environment, c *clientOptions) *cobra.Command {
+	var options *agentOptions
+	cmd := newCommand("agent", "Run the agent of this node until it is interrupted", func(cmd *cobra.Command, _ []string) error {
+		cfg, err := options.load(cmd.Flags(), c)
+		if err != nil {
+			return err
+		}
+		a, err := newAgent(cfg, env)
+		if err != nil {
+			return err
+		}
+		defer a.close()
+		return a.run(env.ctx)
+	})
+	options = newAgentOptions(cmd.Flags())
+	return cmd
+}
+
+// task is a part of the agent that runs by itself. Run returns nil when ctx ends.
+type task interface {
+	Run(ctx context.Context) error
+	Ready() <-chan struct{}
+	String() string
+}
+
+// agent is everything that runs on a node, assembled.
+type agent struct {
+	cfg     agentConfig
+	log     *slog.Logger
+	started time.Time
+	self    node.Node
+
+	ips        *ipcache.Table
+	nodes      *node.Table
+	identities *identity.Table
+	services   *service.Table
+
+	client    *kvstore.Client // nil without an etcd of our own, and so is writer
+	writer    *kvstore.Writer
+	endpoints *endpoint.Registry
+	mesh      *mesh.Mesh
+	datapath  *datapath.Datapath
+	flows     *api.FlowLog
+	tasks     []task // in the order in which data flows
+}
+
+// newAgent assembles an agent. Nothing runs, and nothing outside of the process has changed, before run.
+func newAgent(cfg agentConfig, env environment) (a *agent, err error) {
+	if len(cfg.nodeIPs) == 0 {
+		if cfg.nodeIPs, err = detectNodeIPs(cfg.devices); err != nil {
+			return nil, err
+		}
+	}
+	a = &agent{
+		cfg: cfg, log: newLog(env, cfg.logLevel), started: time.Now(), self: cfg.self(),
+		ips: ipcache.New(), nodes: node.NewTable(), identities: identity.NewTable(), services: service.NewTable(),
+		flows: api.NewFlowLog(),
+	}
+	defer func() {
+		if err != nil {
+			a.close()
+		}
+	}()
+	for _, assemble := range []func() error{a.addKVStore, a.addEndpoints, a.addMesh, a.addDatapath} {
+		if err := assemble(); err != nil {
+			return nil, err
+		}
+	}
+	a.tasks = append(a.tasks,
+		&flowTask{agent: a, ready: make(chan struct{})},
+		api.NewServer(cfg.socket, a.view(), a.log.With("task", "api")),
+		&signalTask{signals: env.signals, log: a.log, ready: make(chan struct{})},
+	)
+	return a, nil
+}
+
+// dualStack: a node with addresses of both families tells the worlds of the two apart.
+func (a *agent) dualStack() bool {
+	return len(familyOf(a.cfg.nodeIPs, false)) > 0 && len(familyOf(a.cfg.nodeIPs, true)) > 0
+}
+
+// underlay6: nodes reach one another over IPv6 where they have no IPv4.
+func (a *agent) underlay6() bool { return len(familyOf(a.cfg.nodeIPs, false)) == 0 }
+
+func (a *agent) addKVStore() (err error) {
+	if a.cfg.kvstore == nil {
+		return nil
+	}
+	log := a.log.With("task", "kvstore")
+	if a.client, err = kvstore.Dial(*a.cfg.kvstore, log); err != nil {
+		return usagef("--kvstore-config %s: %w", a.cfg.kvstoreConfig, err)
+	}
+	a.writer = kvstore.NewWriter(a.client, kvstore.WriterConfig{Log: log})
+	a.tasks = append(a.tasks, a.writer)
+	return nil
+}
+
+func (a *agent) addEndpoints() (err error) {
+	cfg := endpoint.Config{
+		Dir: a.cfg.endpointsDir, ClusterName: a.cfg.clusterName, ClusterID: identity.ClusterID(a.cfg.clusterID), NodeName: a.cfg.nodeName,
+		Layout: a.cfg.layout, HostIP: a.self.IP(a.underlay6()), IPs: a.ips, Identities: a.identities,
+		Log: a.log.With("task", "endpoints"),
+	}
+	if a.writer != nil {
+		cfg.Publisher = a.writer
+	}
+	if a.endpoints, err = endpoint.New(cfg); err == nil {
+		a.tasks = append(a.tasks, a.endpoints)
+	}
+	return err
+}
+
+func (a *agent) addMesh() (err error) {
+	a.mesh, err = mesh.New(mesh.Config{
+		Dir: a.cfg.clustermeshConfig, ClusterName: a.cfg.clusterName, ClusterID: identity.ClusterID(a.cfg.clusterID),
+		NodeName: a.cfg.nodeName, Layout: a.cfg.layout, DualStack: a.dualStack(), Underlay6: a.underlay6(), Own: a.cfg.kvstore,
+		IPs: a.ips, Nodes: a.nodes, Identities: a.identities, Services: a.services, Log: a.log.With("task", "mesh"),
+	})
+	if err == nil {
+		a.tasks = append(a.tasks, a.mesh)
+	}
+	return err
+}
+
+func (a *agent) addDatapath() (err error) {
+	a.datapath, err = datapath.New(datapath.Config{
+		BPFFS: a.cfg.bpffs, Devices: a.cfg.devices, RoutingMode: datapath.RoutingMode(a.cfg.routingMode),
+		MaxEntries: a.cfg.maxEntries, ClusterName: a.cfg.clusterName, NodeName: a.cfg.nodeName, NodeIPs: a.cfg.nodeIPs,
+		DualStack: a.dualStack(), Underlay6: a.underlay6(), FlowSample: a.cfg.flowSample, Layout: a.cfg.layout,
+		IPs: a.ips, Nodes: a.nodes, Listed: a.mesh.Listed, Log: a.log.With("task", "datapath"),
+	})
+	if err == nil {
+		a.tasks = append(a.tasks, a.datapath)
+	}
+	return err
+}
+
+// close releases what newAgent opened. Tasks have ended before.
+func (a *agent) close() {
+	if a.client != nil {
+		_ = a.client.Close() // nothing that is in etcd depends on it
+	}
+}
+
+// errStopped indicates that a signal asked the agent to end.
+var errStopped = errors.New("stopped by a signal")
+
+// run introduces the node and runs all tasks until one fails, a signal comes, or ctx ends.
+func (a *agent) run(ctx context.Context) error {
+	a.log.Info("agent starts", "version", versionInfo().Version, "cluster", a.cfg.clusterName, "clusterID", a.cfg.clusterID,
+		"node", a.cfg.nodeName, "nodeIPs", a.cfg.nodeIPs)
+	if err := a.introduce(); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, t := range a.tasks {
+		group.Go(func() error {
+			if err := t.Run(ctx); err != nil {
+				return fmt.Errorf("%s: %w", t, err)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil && !errors.Is(err, errStopped) {
+		return err
+	}
+	a.log.Info("agent ends; what is in the kernel and in etcd stays")
+	return nil
+}
+
+// introduce puts this node into the tables, and into etcd.
+func (a *agent) introduce() error {
+	a.ips.Apply(selfClaims(a.self))
+	a.nodes.Upsert(a.self)
+	if a.writer == nil {
+		return nil
+	}
+	value, err := a.self.Marshal()
+	if err != nil {
+		return err
+	}
+	a.writer.Set(a.self.Key(), value)
+	return nil
+}
+
+// signalTask ends the agent when a signal comes.
+type signalTask struct {
+	signals func() <-chan os.Signal
+	log     *slog.Logger
+	ready   chan struct{}
+}
+
+func (t *signalTask) String() string         { return "signals" }
+func (t *signalTask) Ready() <-chan struct{} { return t.ready }
+
+func (t *signalTask) Run(ctx context.Context) error {
+	signals := t.signals()
+	close(t.ready)
+	select {
+	case <-ctx.Done():
+		return nil
+	case s := <-signals:
+		// A second signal ends the process at once.
+		signal.Reset()
+		t.log.Info("stopping", "signal", s.String())
+		return errStopped
+	}
+}
+
+// flowTask keeps the flows that the kernel reports.
+type flowTask struct {
+	agent *agent
+	ready chan struct{}
+}
+
+func (t *flowTask) String() string         { return "flows" }
+func (t *flowTask) Ready() <-chan struct{} { return t.ready }
+
+func (t *flowTask) Run(ctx context.Context) error {
+	close(t.ready)
+	return t.agent.datapath.Flows(ctx, func(batch []datapath.Flow) {
+		flows := make([]api.Flow, 0, len(batch))
+		for i := range batch {
+			flows = append(flows, t.agent.flow(&batch[i]))
+		}
+		t.agent.flows.Append(flows)
+	})
+}

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weftmesh/weft/api"
+	"github.com/weftmesh/weft/internal/testutil"
+	"github.com/weftmesh/weft/node"
+)
+
+// runningAgent is `weft agent` in this process.
+type runningAgent struct {
+	t       *testing.T
+	signals chan os.Signal
+	done    chan int
+	log     *buffer
+}
+
+// buffer is a buffer that may be read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func startAgent(t *testing.T, args ...string) *runningAgent {
+	t.Helper()
+	a := &runningAgent{t: t, signals: make(chan os.Signal, 1), done: make(chan int, 1), log: new(buffer)}
+	env := environment{
+		ctx: t.Context(), stdout: io.Discard, stderr: a.log, lookup: lookupIn(nil), now: time.Now,
+		signals: func() <-chan os.Signal { return a.signals },
+	}
+	go func() { a.done <- run(env, append([]string{"agent"}, args...)) }()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of the agent:\n%s", a.log)
+		}
+	})
+	return a
+}
+
+// stop ends the agent by a signal; it must end well.
+func (a *runningAgent) stop() {
+	a.t.Helper()
+	a.signals <- syscall.SIGTERM
+	select {
+	case code := <-a.done:
+		if code != exitOK {
+			a.t.Errorf("the agent ended with exit code %d", code)
+		}
+	case <-time.After(5 * time.Second):
+		a.t.Fatal("the agent does not end")
+	}
+}
+
+func ip(t *testing.T, args string) {
+	t.Helper()
+	if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %s: %v\n%s", args, err, out)
+	}
+}
+
+// site is the surroundings of an agent of east: a device, an etcd of its own, and the recorded etcd of west.
+type site struct {
+	east         *testutil.Etcd
+	bpffs        string
+	socket       string
+	clustermesh  string
+	endpointsDir string
+	config       string
+}
+
+func newSite(t *testing.T) site {
+	t.Helper()
+	ip(t, "link add eth0 type veth peer name wire")
+	ip(t, "address add 172.18.1.1/16 dev eth0")
+	ip(t, "link set eth0 up")
+	ip(t, "link set wire up")
+	ip(t, "neighbour add 172.18.2.1 lladdr 02:00:00:00:00:02 dev eth0")
+	dir := t.TempDir()
+	s := site{
+		east: testutil.StartEtcd(t), bpffs: testutil.MountBPFFS(t), socket: filepath.Join(dir, "weft.sock"),
+		clustermesh: filepath.Join(dir, "clustermesh"), endpointsDir: filepath.Join(dir, "endpoints"),
+		config: filepath.Join(dir, "agent.yaml"),
+	}
+	for _, d := range []string{s.clustermesh, s.endpointsDir} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kvstore := filepath.Join(dir, "kvstore.yaml")
+	s.east.WriteConfig(t, kvstore)
+	write := func(file, content string) {
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(s.config, fmt.Sprintf("cluster-name: east\ncluster-id: 1\nnode-name: east-n1\npod-cidr: [10.1.1.0/24]\nclustermesh-config: %s\n"+
+		"kvstore-config: %s\nendpoints-dir: %s\nbpffs: %s\napi-socket: %s\ndevices: [eth0]\nflow-sample: 1\nmax-ipcache-entries: 1000\n",
+		s.clustermesh, kvstore, s.endpointsDir, s.bpffs, s.socket))
+	write(filepath.Join(s.endpointsDir, "web.yaml"), "{name: web-0, namespace: shop, ip: 10.1.1.10, identity: 65793, labels: {app: web}}\n")
+	return s
+}
+
+// cli runs a command against the site's agent, which must give the exit code.
+func (s *site) cli(t *testing.T, want int, args string) string {
+	t.Helper()
+	code, stdout, stderr := weft(t, map[string]string{"WEFT_API_SOCKET": s.socket, "WEFT_BPFFS": s.bpffs}, strings.Fields(args)...)
+	if code != want {
+		t.Fatalf("weft %s: exit code %d, want %d\n%s%s", args, code, want, stdout, stderr)
+	}
+	return stdout + stderr
+}
+
+func TestDetectNodeIPs(t *testing.T) {
+	if !testutil.Isolate(t) {
+		return
+	}
+	detect := func(devices []string, want string) {
+		t.Helper()
+		if ips, err := detectNodeIPs(devices); err != nil || fmt.Sprint(ips) != want {
+			t.Errorf("on %q: %v, %v; want %s", devices, ips, err, want)
+		}
+	}
+	if ips, err := detectNodeIPs(nil); !errors.Is(err, errNoAddress) {
+		t.Errorf("with loopback alone: %v, %v", ips, err)
+	}
+	ip(t, "link add eth1 type veth peer name eth0")
+	ip(t, "address add 10.9.0.1/24 dev eth0")
+	ip(t, "address add fd00:9::1/64 dev eth0 nodad")
+	ip(t, "address add 10.8.0.1/24 dev eth1")
+	ip(t, "link set eth0 up")
+	ip(t, "link set eth1 up")
+	detect(nil, "[10.9.0.1 fd00:9::1]")
+	detect([]string{"eth1"}, "[10.8.0.1]")
+	ip(t, "route add default via 10.8.0.254")
+	detect(nil, "[10.8.0.1 fd00:9::1]")
+	if ips, err := detectNodeIPs([]string{"eth7"}); !errors.Is(err, errNoAddress) {
+		t.Errorf("on a device that does not exist: %v, %v", ips, err)
+	}
+}
+
+// TestAgent runs the whole agent on the kernel, and asks it all that the command line can ask.
+//
+// mechanism: A1 A3 R1
+// lesson: A2 A7
+func TestAgent(t *testing.T) {
+	if !testutil.Isolate(t) {
+		return
+	}
+	west := testutil.StartEtcd(t)
+	west.Load(t, "../../test/testdata/kvstore-state-west.jsonl")
+	s := newSite(t)
+	agent := startAgent(t, "--config", s.config)
+
+	// West is not configured yet: the agent is well without it, and finds it while it runs.
+	testutil.Eventually(t, 20*time.Second, func() error { return s.healthy(t) })
+	west.WriteConfig(t, filepath.Join(s.clustermesh, "west"))
+	testutil.Eventually(t, 20*time.Second, func() error {
+		if err := s.healthy(t); err != nil {
+			return err
+		}
+		return contains(s.cli(t, 0, "bpf ipcache list"),
+			"10.2.1.10/32 identity=131329 encryptkey=0 tunnelendpoint=172.18.2.1 flags=hastunnel",
+			"10.1.1.10/32 identity=65793 encryptkey=0 tunnelendpoint=0.0.0.0 flags=<none>",
+			"172.18.1.1/32 identity=1 encryptkey=0 tunnelendpoint=0.0.0.0 flags=<none>",
+			"172.18.2.1/32 identity=6 encryptkey=0 tunnelendpoint=0.0.0.0 flags=remotecluster")
+	})
+	s.checkCommands(t)
+	s.checkPublished(t)
+	s.checkFlows(t)
+	s.checkSecondAgent(t)
+	s.checkBadFiles(t)
+
+	before := s.cli(t, 0, "bpf ipcache list")
+	agent.stop()
+	s.cli(t, exitUnreachable, "status")
+	if diff := cmp.Diff(before, s.cli(t, 0, "bpf ipcache list")); diff != "" {
+		t.Errorf("the kernel's map changed when the agent ended (-before +after)\n%s", diff)
+	}
+
+	// With no etcd at all the agent starts, and keeps what it finds.
+	s.east.Stop(t)
+	west.Stop(t)
+	agent = startAgent(t, "--config", s.config)
+	testutil.Eventually(t, 20*time.Second, func() error {
+		_, stdout, stderr := weft(t, map[string]string{"WEFT_API_SOCKET": s.socket}, "status")
+		return contains(stdout+stderr, "Datapath:      ready", "ClusterMesh:   0/1 remote clusters ready")
+	})
+	s.cli(t, exitNot, "status")
+	if diff := cmp.Diff(before, s.cli(t, 0, "bpf ipcache list")); diff != "" {
+		t.Errorf("the kernel's map changed with every etcd down (-before +after)\n%s", diff)
+	}
+	agent.stop()
+}
+
+func (s *site) healthy(t *testing.T) error {
+	code, stdout, stderr := weft(t, map[string]string{"WEFT_API_SOCKET": s.socket}, "status")
+	if code != exitOK {
+		return fmt.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+	}
+	return nil
+}
+
+// contains looks for texts; how wide the space is that parts columns does not matter.
+func contains(text string, wants ...string) error {
+	text = squeeze(text)
+	for _, want := range wants {
+		if !strings.Contains(text, squeeze(want)) {
+			return fmt.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	return nil
+}
+
+func squeeze(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// checkCommands asks what there is to ask.
+func (s *site) checkCommands(t *testing.T) {
+	t.Helper()
+	for args, want := range map[string][]string{
+		"status":                    {"ClusterMesh:   1/1 remote clusters ready", "west: ready", "2 nodes, 4 endpoints, 2 identities", "shop/web-0: 10.1.1.10, identity 65793, app=web", "/1000 entries", "device eth0: weft_from_netdev, weft_to_netdev"},
+		"status --all-controllers":  {"remote-etcd-west   ready", "datapath"},
+		"ip list":                   {"10.2.1.10/32", "clustermesh", "172.18.1.1/32 1 host"},
+		"ip get 10.2.1.10":          {"k8s:app=web", "Cluster:       west"},
+		"ip get 10.1.1.10":          {"Source:        local", "endpoint/shop/web-0"},
+		"node list":                 {"east/east-n1 (local)", "west/west-n2"},
+		"identity get 131329":       {"k8s:app=web", "west"},
+		"identity list":             {"65793    east"},
+		"bpf ipcache get 10.2.1.77": {"10.2.1.77 maps to identity=2"},
+		"version --agent":           {"weft "},
+	} {
+		if err := contains(s.cli(t, 0, args), want...); err != nil {
+			t.Errorf("weft %s: %v", args, err)
+		}
+	}
+}
+
+// checkPublished looks at what other clusters see.
+func (s *site) checkPublished(t *testing.T) {
+	t.Helper()
+	value, ok := s.east.Get(t, "cilium/state/nodes/v1/east/east-n1")
+	n, err := node.Parse([]byte(value))
+	if !ok || err != nil || n.Validate("east-n1", "east", 1, 255) != nil || n.IP(false) != addr("172.18.1.1") || n.IPv4PodCIDR != prefix("10.1.1.0/24") {
+		t.Errorf("the node's entry: %s, %v", value, err)
+	}
+	value, _ = s.east.Get(t, "cilium/state/ip/v1/default/10.1.1.10")
+	if err := contains(value, `"HostIP":"172.18.1.1"`, `"ID":65793`, `"Metadata":"cilium-global:default:east-n1:`, `"K8sPodName":"web-0"`); err != nil {
+		t.Errorf("the endpoint's entry: %v", err)
+	}
+}
+
+// checkFlows sends a packet to a node of west and finds it identified.
+func (s *site) checkFlows(t *testing.T) {
+	t.Helper()
+	conn, err := net.Dial("udp", "172.18.2.1:9999")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	testutil.Eventually(t, 10*time.Second, func() error {
+		if _, err := conn.Write([]byte("hello")); err != nil {
+			return err
+		}
+		return contains(s.cli(t, 0, "flows"), "eth0 egress  identified UDP 172.18.1.1:", "(1 host @east) -> 172.18.2.1:9999 (6 remote-node @west)")
+	})
+	var event api.FlowEvent
+	line, _, _ := strings.Cut(s.cli(t, 0, "flows --last 1 -o json"), "\n")
+	if err := json.Unmarshal([]byte(line), &event); err != nil || event.Kind != api.KindFlow || event.Flow == nil {
+		t.Errorf("flow %q: %v", line, err)
+	}
+	if err := contains(s.cli(t, 0, "bpf counters list"), "egress", "6 remote-node"); err != nil {
+		t.Error(err)
+	}
+}
+
+// checkSecondAgent starts agents that the first one excludes.
+func (s *site) checkSecondAgent(t *testing.T) {
+	t.Helper()
+	if err := contains(s.cli(t, exitNot, "agent --config "+s.config), "another agent"); err != nil {
+		t.Error(err)
+	}
+	if err := contains(s.cli(t, exitNot, "agent --config "+s.config+" --api-socket "+s.socket+"2"), "another agent"); err != nil {
+		t.Error(err)
+	}
+	if err := contains(s.cli(t, exitNot, "agent --config "+s.config+" --api-socket "+s.socket+"2 --bpffs "+s.clustermesh),
+		"no usable BPF file system"); err != nil {
+		t.Error(err)
+	}
+}
+
+// checkBadFiles shows that what is wrong with files is seen, and that all else goes on.
+func (s *site) checkBadFiles(t *testing.T) {
+	t.Helper()
+	bad := filepath.Join(s.endpointsDir, "bad.yaml")
+	south := filepath.Join(s.clustermesh, "south")
+	for file, content := range map[string]string{bad: "name: x\nipp: 10.1.1.12\n", south: "endpoints:\n- http://127.0.0.1:1\n"} {
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testutil.Eventually(t, 20*time.Second, func() error {
+		code, stdout, _ := weft(t, map[string]string{"WEFT_API_SOCKET": s.socket}, "status")
+		if code != exitNot {
+			return fmt.Errorf("exit code %d", code)
+		}
+		return contains(stdout, bad+`:1: line 2: unknown field "ipp"`, "cluster south is ", "1/2 remote clusters ready")
+	})
+	for _, file := range []string{bad, south} {
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testutil.Eventually(t, 20*time.Second, func() error { return s.healthy(t) })
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+
+	"github.com/weftmesh/weft/datapath"
+	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/kvstore"
+)
+
+// Where things are unless an option says otherwise.
+const (
+	defaultSocket = "/run/weft/weft.sock"
+	defaultBPFFS  = "/sys/fs/bpf"
+)
+
+// defaultCluster is the name of a cluster that is in no mesh.
+const defaultCluster = "default"
+
+// clientOptions are the options of all commands.
+type clientOptions struct {
+	socket string
+	bpffs  string
+}
+
+func newClientOptions(flags *pflag.FlagSet) *clientOptions {
+	c := new(clientOptions)
+	flags.StringVar(&c.socket, "api-socket", defaultSocket, "unix socket of the agent, a `path`")
+	flags.StringVar(&c.bpffs, "bpffs", defaultBPFFS, "mount point of the BPF file system that holds the agent's pins, a `directory`")
+	return c
+}
+
+// agentOptions are the options of the agent alone, as given.
+type agentOptions struct {
+	config               string
+	clusterName          string
+	clusterID            uint16
+	maxConnectedClusters int
+	nodeName             string
+	nodeIPs              []netip.Addr
+	podCIDRs             []netip.Prefix
+	clustermeshConfig    string
+	kvstoreConfig        string
+	endpointsDir         string
+	devices              []string
+	routingMode          string
+	maxEntries           uint32
+	flowSample           uint32
+	logLevel             slog.Level
+}
+
+func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
+	o := new(agentOptions)
+	flags.StringVar(&o.config, "config", "", "YAML `file` of options, by their names without dashes")
+	flags.StringVar(&o.clusterName, "cluster-name", defaultCluster, "`name` of the cluster of this node")
+	flags.Uint16Var(&o.clusterID, "cluster-id", 0, "`number` of the cluster of this node, from 1 on; 0 if it is in no mesh")
+	flags.IntVar(&o.maxConnectedClusters, "max-connected-clusters", 255, "255 or 511, the same `number` in all clusters of the mesh")
+	flags.StringVar(&o.nodeName, "node-name", "", "`name` of this node (default: the host's name)")
+	flags.Var(&list[netip.Addr]{&o.nodeIPs, parseNodeIP, netip.Addr.String, "addresses", false}, "node-ip",
+		"address of this node, one of each family at most (default: the first global addresses of its devices)")
+	flags.Var(&list[netip.Prefix]{&o.podCIDRs, parsePodCIDR, netip.Prefix.String, "prefixes", false}, "pod-cidr",
+		"prefix of this node's pods, of each family the primary one first")
+	flags.StringVar(&o.clustermeshConfig, "clustermesh-config", "", "`directory` with an etcd client config for each remote cluster")
+	flags.StringVar(&o.kvstoreConfig, "kvstore-config", "",
+		"etcd client config of the cluster's own etcd, a `file`; without it, nothing is published")
+	flags.StringVar(&o.endpointsDir, "endpoints-dir", "", "`directory` of YAML files that declare the workloads of this node")
+	flags.Var(&list[string]{&o.devices, parseDevice, func(s string) string { return s }, "devices", false}, "devices",
+		"`names` of network devices to identify packets on (default: those of the default routes and of the node's addresses)")
+	flags.StringVar(&o.routingMode, "routing-mode", "none", "`mode`: none, or native: route the pods of remote nodes through their addresses")
+	flags.Uint32Var(&o.maxEntries, "max-ipcache-entries", 512000, "size of the kernel's map of addresses, a `number`")
+	flags.Uint32Var(&o.flowSample, "flow-sample", 100, "report one in this `number` of packets as a flow; 0: none")
+	flags.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` of what is logged: debug, info, warn or error")
+	return o
+}
+
+func parseNodeIP(text string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("%q is not an IP address", text)
+	}
+	if addr = addr.Unmap(); addr.Zone() != "" || !addr.IsGlobalUnicast() {
+		return netip.Addr{}, fmt.Errorf("%s cannot be a node's address: want a global unicast one", addr)
+	}
+	return addr, nil
+}
+
+func parsePodCIDR(text string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("%q is not a prefix such as 10.1.1.0/24", text)
+	}
+	if p != p.Masked() {
+		return netip.Prefix{}, fmt.Errorf("%s has bits beyond its length: did you mean %s?", p, p.Masked())
+	}
+	return p, nil
+}
+
+func parseDevice(text string) (string, error) {
+	const longest = 15 // IFNAMSIZ without its zero
+	if text == "" || len(text) > longest {
+		return "", fmt.Errorf("%q is not the name of a device: want 1 to %d characters", text, longest)
+	}
+	return text, nil
+}
+
+// agentConfig is what the agent is made from: every option checked, every default in place.
+type agentConfig struct {
+	agentOptions
+	clientOptions
+	layout  identity.Layout
+	kvstore *kvstore.Config // nil: none
+}
+
+// load completes the options from the file, if one is named, and checks them.
+func (o *agentOptions) load(flags *pflag.FlagSet, c *clientOptions) (agentConfig, error) {
+	if o.config != "" {
+		if err := fromFile(flags, o.config, "config"); err != nil {
+			return agentConfig{}, err
+		}
+	}
+	if o.nodeName == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return agentConfig{}, fmt.Errorf("name of this node: %w: give one with --node-name", err)
+		}
+		o.nodeName = host
+	}
+	cfg := agentConfig{agentOptions: *o, clientOptions: *c}
+	if err := cfg.check(); err != nil {
+		return agentConfig{}, &usageError{cause: err}
+	}
+	if o.kvstoreConfig != "" {
+		k, err := kvstore.LoadConfig(o.kvstoreConfig)
+		if err != nil {
+			return agentConfig{}, usagef("--kvstore-config: %w", err)
+		}
+		cfg.kvstore = &k
+	}
+	return cfg, nil
+}
+
+// check refuses what cannot work, whatever the machine is like.
+func (c *agentConfig) check() (err error) {
+	if c.layout, err = identity.NewLayout(c.maxConnectedClusters); err != nil {
+		return fmt.Errorf("--max-connected-clusters: %w", err)
+	}
+	if err := identity.ValidateClusterName(c.clusterName); err != nil {
+		return fmt.Errorf("--cluster-name: %w", err)
+	}
+	id := identity.ClusterID(c.clusterID)
+	switch {
+	case id > c.layout.MaxCluster():
+		return fmt.Errorf("--cluster-id %d: want at most %d", id, c.layout.MaxCluster())
+	case id != 0 && c.clusterName == defaultCluster:
+		return fmt.Errorf("--cluster-id %d: a cluster of a mesh needs a name of its own: give one with --cluster-name", id)
+	case id == 0 && c.clustermeshConfig != "":
+		return errors.New("--clustermesh-config: a cluster of a mesh needs a number of its own: give one with --cluster-id")
+	case c.maxEntries == 0:
+		return errors.New("--max-ipcache-entries: want at least 1")
+	}
+	if err := checkNodeName(c.nodeName); err != nil {
+		return err
+	}
+	switch mode := datapath.RoutingMode(c.routingMode); mode {
+	case datapath.RoutingNone, datapath.RoutingNative:
+	default:
+		return fmt.Errorf("--routing-mode %q: want none or native", mode)
+	}
+	if len(familyOf(c.nodeIPs, false)) > 1 || len(familyOf(c.nodeIPs, true)) > 1 {
+		return fmt.Errorf("--node-ip: several addresses of one family: %v", c.nodeIPs)
+	}
+	if !filepath.IsAbs(c.bpffs) {
+		return fmt.Errorf("--bpffs %q: want an absolute path", c.bpffs)
+	}
+	return nil
+}
+
+// checkNodeName holds the name to what can stand in an etcd key.
+func checkNodeName(name string) error {
+	const longest = 253
+	for i := range len(name) {
+		b := name[i]
+		if (b < 'a' || b > 'z') && (b < 'A' || b > 'Z') && (b < '0' || b > '9') && b != '-' && b != '.' && b != '_' {
+			return fmt.Errorf("--node-name %q: want letters, digits, '-', '_' and '.'", name)
+		}
+	}
+	if name == "" || len(name) > longest {
+		return fmt.Errorf("--node-name %q: want 1 to %d characters", name, longest)
+	}
+	return nil
+}
+
+// familyOf returns those of addrs that are IPv6, or those that are IPv4.
+func familyOf(addrs []netip.Addr, v6 bool) []netip.Addr {
+	var of []netip.Addr
+	for _, a := range addrs {
+		if a.Is6() == v6 {
+			of = append(of, a)
+		}
+	}
+	return of
+}

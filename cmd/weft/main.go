@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Weft is the agent of a node, and the command line that answers every question about it.
+//
+// Exit codes: 0 all is well, 1 it is not, 2 the command line or the configuration is wrong, 3 no agent answers.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftmesh/weft/api"
+)
+
+// Exit codes.
+const (
+	exitOK          = 0
+	exitNot         = 1
+	exitUsage       = 2
+	exitUnreachable = 3
+)
+
+// errUnhealthy indicates that all was said already, and that it was not good.
+var errUnhealthy = errors.New("unhealthy")
+
+// usageError is a mistake in the command line or the configuration.
+type usageError struct{ cause error }
+
+func (e *usageError) Error() string { return e.cause.Error() }
+func (e *usageError) Unwrap() error { return e.cause }
+
+func usagef(format string, args ...any) error { return &usageError{cause: fmt.Errorf(format, args...)} }
+
+// environment is all that a command takes from its process.
+type environment struct {
+	ctx            context.Context // ends a command that only reads
+	stdout, stderr io.Writer
+	lookup         func(name string) (value string, ok bool) // of environment variables
+	signals        func() <-chan os.Signal                   // asks for the signals that stop the agent
+	terminal       bool                                      // stderr is a terminal
+	now            func() time.Time
+}
+
+func main() {
+	os.Exit(run(environment{
+		ctx: context.Background(), stdout: os.Stdout, stderr: os.Stderr, lookup: os.LookupEnv, signals: stopSignals,
+		terminal: isTerminal(os.Stderr), now: time.Now,
+	}, os.Args[1:]))
+}
+
+// stopSignals delivers what asks a daemon to end. Commands that only read leave signals to the system.
+func stopSignals() <-chan os.Signal {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	return signals
+}
+
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// run executes one command line and returns the exit code.
+func run(env environment, args []string) int {
+	root, started := newRoot(env)
+	root.SetArgs(args)
+	err := root.Execute()
+	if err == nil {
+		return exitOK
+	}
+	var usage *usageError
+	switch {
+	case errors.Is(err, errUnhealthy):
+		return exitNot
+	case !*started:
+		complain(env.stderr, fmt.Errorf("%w (see `weft --help`)", err))
+		return exitUsage
+	case errors.As(err, &usage):
+		complain(env.stderr, err)
+		return exitUsage
+	case errors.Is(err, api.ErrUnreachable):
+		complain(env.stderr, err)
+		return exitUnreachable
+	}
+	complain(env.stderr, err)
+	return exitNot
+}
+
+// complain prints an error as one line that cannot drive a terminal.
+func complain(w io.Writer, err error) {
+	fmt.Fprintln(w, "weft: "+printable(strings.TrimSpace(strings.ReplaceAll(err.Error(), "\n", "; "))))
+}
+
+// newRoot makes the tree of commands. started becomes true once a command line has proved well-formed.
+func newRoot(env environment) (root *cobra.Command, started *bool) {
+	started = new(bool)
+	root = &cobra.Command{
+		Use:   "weft",
+		Short: "Cross-cluster workload identity in the kernel of this node",
+		Long: "weft brings the identities of the workloads of remote clusters into the kernel of this node.\n\n" +
+			"Every option can be given in the environment too: --api-socket as WEFT_API_SOCKET. A flag counts more than the\n" +
+			"environment, and that, for the agent, more than the file named by --config.\n\n" +
+			"Exit codes: 0 all is well, 1 it is not, 2 the command line or the configuration is wrong, 3 no agent answers.",
+		SilenceUsage: true, SilenceErrors: true,
+		RunE: needsVerb,
+		Args: cobra.NoArgs,
+	}
+	root.SetOut(env.stdout)
+	root.SetErr(env.stderr)
+	root.SetContext(env.ctx)
+	root.CompletionOptions.HiddenDefaultCmd = false
+	c := newClientOptions(root.PersistentFlags())
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if err := fromEnvironment(cmd.Flags(), env.lookup); err != nil {
+			return err
+		}
+		*started = true
+		return nil
+	}
+	root.AddCommand(
+		agentCommand(env, c), statusCommand(env, c), ipCommand(env, c), nodeCommand(env, c), identityCommand(env, c),
+		bpfCommand(env, c), flowsCommand(env, c), versionCommand(env, c),
+	)
+	return root, started
+}
+
+// needsVerb refuses a command that only groups others.
+func needsVerb(cmd *cobra.Command, _ []string) error {
+	var verbs []string
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() {
+			verbs = append(verbs, sub.Name())
+		}
+	}
+	return usagef("%s needs one of: %s", cmd.CommandPath(), strings.Join(verbs, ", "))
+}
+
+// group is a noun that only has verbs.
+func group(name, short string, verbs ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{Use: name, Short: short, Args: cobra.NoArgs, RunE: needsVerb}
+	cmd.AddCommand(verbs...)
+	return cmd
+}

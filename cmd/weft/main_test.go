@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"iter"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weftmesh/weft/api"
+)
+
+var update = flag.Bool("update", false, "write what the commands print into testdata")
+
+var (
+	testNow = time.Date(2026, 11, 20, 22, 30, 0, 0, time.UTC)
+	addr    = netip.MustParseAddr
+	prefix  = netip.MustParsePrefix
+)
+
+// weft runs a command line and returns all that it leaves.
+func weft(t *testing.T, env map[string]string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errors bytes.Buffer
+	code = run(environment{
+		ctx: t.Context(), stdout: &out, stderr: &errors, lookup: lookupIn(env), now: func() time.Time { return testNow },
+		signals: func() <-chan os.Signal { return nil },
+	}, args)
+	return code, out.String(), errors.String()
+}
+
+// golden compares got with a file of testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got), see -update\n%s", file, diff)
+	}
+}
+
+// serveAgent offers an agent on a socket until the test ends, and returns the socket's path.
+func serveAgent(t *testing.T, agent api.Agent) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "weft.sock")
+	server := api.NewServer(path, agent, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("server: %v", err)
+		}
+	})
+	select {
+	case <-server.Ready():
+	case err := <-done:
+		t.Fatalf("server: %v", err)
+	}
+	return path
+}
+
+var (
+	webLabels = []string{
+		"k8s:app=web", "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name=shop", "k8s:io.cilium.k8s.policy.cluster=west",
+		"k8s:io.cilium.k8s.policy.serviceaccount=default", "k8s:io.kubernetes.pod.namespace=shop",
+	}
+	westPod = api.IP{
+		Prefix: prefix("10.2.1.10/32"), Identity: 131329, Cluster: 2, ClusterName: "west", Source: "clustermesh", Owner: "ip", Revision: 7,
+		Host: addr("172.18.2.1"), Namespace: "shop", Pod: "web-0",
+	}
+	// A cluster that is not well-meaning: its names would clear the screen and turn the text around.
+	evilPod = api.IP{
+		Prefix: prefix("10.2.1.11/32"), Identity: 131330, Cluster: 2, Source: "clustermesh", Host: addr("172.18.2.1"),
+		Namespace: "shop\x1b[2J", Pod: "evil\u202e\u009b\xff",
+	}
+	westNode = api.IP{
+		Prefix: prefix("172.18.2.1/32"), Identity: 6, Cluster: 2, ClusterName: "west", Source: "clustermesh", Owner: "node/west-n1",
+		Flags: []string{"remotecluster"},
+	}
+)
+
+// lab is an agent of cluster east that follows west, which is well, and south, which is not.
+func lab(healthy bool) api.Agent {
+	flows := api.NewFlowLog()
+	flows.Append([]api.Flow{
+		{
+			Time: testNow, Device: "eth0", Direction: "ingress", Verdict: "identified", Protocol: "TCP", TCPFlags: "SYN", Length: 74,
+			Source:      api.Peer{IP: addr("10.2.1.10"), Port: 34567, Identity: 131329, Cluster: 2, ClusterName: "west", Labels: webLabels},
+			Destination: api.Peer{IP: addr("10.1.1.10"), Port: 80, Identity: 65793, Cluster: 1, ClusterName: "east", Labels: []string{"k8s:app=\x1b[31mweb"}},
+		},
+		{
+			Time: testNow, Device: "eth0", Direction: "egress", Verdict: "world", Protocol: "ICMPv6", ICMP: "128/0", Length: 118,
+			Source:      api.Peer{IP: addr("fd00:10:1:1::10"), Identity: 65793, Cluster: 1, ClusterName: "east"},
+			Destination: api.Peer{IP: addr("2001:db8::1"), Identity: 10, Name: "world-ipv6", Labels: []string{"reserved:world-ipv6"}},
+		},
+		{Time: testNow, Device: "eth0", Direction: "ingress", Verdict: "not-ip", Protocol: "0", Length: 42},
+	})
+	return api.Agent{
+		Version: func() api.VersionInfo {
+			return api.VersionInfo{Meta: api.MetaOf(api.KindVersion), Version: "v1.2.3", Revision: "abc", Go: "go1.26", Platform: "linux/amd64"}
+		},
+		Status:   func() api.Status { return labStatus(healthy) },
+		IPs:      func() iter.Seq[api.IP] { return slices.Values([]api.IP{westNode, evilPod, westPod}) },
+		Describe: func([]api.Flow) {},
+		IP: func(a netip.Addr) (api.IPDetail, bool) {
+			detail := api.IPDetail{Meta: api.MetaOf(api.KindIP), Address: a, IP: westPod, Shadowed: []api.IP{evilPod}}
+			detail.IP.Labels = webLabels
+			return detail, westPod.Prefix.Contains(a)
+		},
+		Nodes: func() []api.Node {
+			return []api.Node{
+				{Name: "east-n1", Cluster: "east", ClusterID: 1, Local: true, Addresses: []api.NodeAddress{{Type: "InternalIP", IP: addr("172.18.1.1")}}},
+				{
+					Name: "west-n1", Cluster: "west", ClusterID: 2, EncryptKey: 3, PodCIDRs: []netip.Prefix{prefix("10.2.1.0/24"), prefix("fd00:10:2:1::/64")},
+					Addresses: []api.NodeAddress{{Type: "InternalIP", IP: addr("172.18.2.1")}, {Type: "InternalIP", IP: addr("fd00:18:2::1")}},
+				},
+			}
+		},
+		Identities: func() iter.Seq[api.Identity] {
+			return slices.Values([]api.Identity{{ID: 131329, Cluster: 2, ClusterName: "west", Labels: webLabels}, {ID: 196609, Cluster: 3, Labels: []string{"k8s:a=\n"}}})
+		},
+		Identity: func(id uint32) (api.Identity, bool) {
+			if id == 6 {
+				return api.Identity{ID: 6, Name: "remote-node", Labels: []string{"reserved:remote-node"}}, true
+			}
+			return api.Identity{ID: id, Cluster: 2, ClusterName: "west", Labels: webLabels}, id == 131329
+		},
+		Flows: flows,
+	}
+}
+
+func labStatus(healthy bool) api.Status {
+	s := api.Status{
+		Meta: api.MetaOf(api.KindStatus), Version: "v1.2.3", Started: testNow.Add(-26 * time.Hour),
+		Cluster: api.LocalCluster{Name: "east", ID: 1, MaxConnectedClusters: 255},
+		Node:    api.LocalNode{Name: "east-n1", IPs: []netip.Addr{addr("172.18.1.1"), addr("fd00:18:1::1")}, PodCIDRs: []netip.Prefix{prefix("10.1.1.0/24")}},
+		KVStore: &api.KVStore{
+			Endpoints: []string{"http://127.0.0.1:2379"}, Connected: true, ServerVersion: "3.7.3", EtcdClusterID: "1f2e", Revision: 42, Ready: true,
+			Keys: 5, Leases: []string{"7c028201b53de662"},
+		},
+		Clusters: []api.Cluster{
+			{
+				Name: "east", ID: 1, Own: true, State: "ready", Ready: true, Since: testNow.Add(-time.Hour), Endpoints: []string{"http://127.0.0.1:2379"},
+				Synced: map[string]bool{"nodes": true, "ips": true, "identities": true, "services": true}, Counts: api.Counts{Nodes: 1},
+			},
+			{
+				Name: "west", ID: 2, State: "ready", Ready: true, Since: testNow.Add(-65 * time.Second), ServerVersion: "3.5.33", EtcdClusterID: "cdf8", Revision: 99,
+				Endpoints: []string{"https://west.mesh.cilium.io:2379"}, Canaries: true, Counts: api.Counts{Nodes: 2, IPs: 25, Identities: 8, Services: 10},
+				Synced: map[string]bool{"nodes": true, "ips": true, "identities": true, "services": true}, Reconnects: 1, Failures: 1,
+				LastError: "dial tcp: connection refused", LastErrorAt: testNow.Add(-2 * time.Minute),
+				Rejected:   map[string]uint64{"ip/range": 3, "node/name": 1},
+				Rejections: []api.Rejection{{Kind: "ip", Key: "10.9.9.9\x1b[2J", Reason: "identity 1 is outside the cluster's range", At: testNow.Add(-time.Minute)}},
+			},
+		},
+		Tables: api.Tables{IPs: 28, Identities: 10, Nodes: 3, Services: 1},
+		Endpoints: api.Endpoints{Items: []api.Endpoint{
+			{Namespace: "shop", Name: "web-0", IPs: []netip.Addr{addr("10.1.1.10"), addr("fd00:10:1:1::10")}, Identity: 65793, Labels: webLabels, File: "/etc/weft/endpoints/a.yaml"},
+		}},
+		Datapath: api.Datapath{
+			Ready: true, RoutingMode: "native", Routes: 4, Flows: api.FlowStat{Received: 12, Lost: 1},
+			Map: api.Map{Pin: "/sys/fs/bpf/weft/ipcache", Entries: 28, MaxEntries: 512000},
+			Devices: []api.Device{{Name: "eth0", Index: 2, Programs: []api.DeviceProgram{
+				{Name: "weft_from_netdev", Attached: true}, {Name: "weft_to_netdev", Attached: true},
+			}}},
+		},
+		Tasks: []api.Task{{Name: "kvstore writer", Ready: true}, {Name: "mesh"}},
+	}
+	if !healthy {
+		s.Clusters = append(s.Clusters, api.Cluster{
+			Name: "south", State: "failed", Since: testNow.Add(-5 * time.Second), ConfigFile: "/etc/weft/clustermesh/south",
+			ConfigError: "yaml: line 3: did not find expected key",
+		})
+		s.Endpoints.Errors = []api.ConfigError{{File: "/etc/weft/endpoints/b.yaml", Line: 4, Message: `unknown field "ipp"`}}
+		s.Datapath.Devices = append(s.Datapath.Devices, api.Device{Name: "eth9", Error: "no such device"})
+	}
+	s.Assess()
+	return s
+}
+
+func TestCommands(t *testing.T) {
+	t.Setenv("TZ", "UTC")
+	time.Local = time.UTC
+	well, unwell := serveAgent(t, lab(true)), serveAgent(t, lab(false))
+	for _, tc := range []struct {
+		golden string
+		socket string
+		code   int
+		args   string
+	}{
+		{"status.txt", well, 0, "status --all-controllers"},
+		{"status-unhealthy.txt", unwell, 1, "status"},
+		{"status.json", well, 0, "status -o json"},
+		{"ip-list.txt", well, 0, "ip list"},
+		{"ip-list.json", well, 0, "ip list -o json"},
+		{"ip-get.txt", well, 0, "ip get 10.2.1.10"},
+		{"ip-get.json", well, 0, "ip get ::ffff:10.2.1.10 --output json"},
+		{"node-list.txt", well, 0, "node list"},
+		{"node-list.json", well, 0, "node list -o json"},
+		{"identity-list.txt", well, 0, "identity list"},
+		{"identity-list.json", well, 0, "identity list -o json"},
+		{"identity-get.txt", well, 0, "identity get 131329"},
+		{"identity-get.json", well, 0, "identity get remote-node -o json"},
+		{"flows.txt", well, 0, "flows"},
+		{"flows.json", well, 0, "flows -o json --last 2"},
+		{"version.txt", well, 0, "version --agent"},
+		{"version.json", well, 0, "version --agent -o json"},
+		{"help.txt", well, 0, "agent --help"},
+	} {
+		t.Run(tc.golden, func(t *testing.T) {
+			code, stdout, stderr := weft(t, map[string]string{"WEFT_API_SOCKET": tc.socket}, strings.Fields(tc.args)...)
+			if code != tc.code || stderr != "" {
+				t.Errorf("exit code %d, want %d; stderr %q", code, tc.code, stderr)
+			}
+			golden(t, tc.golden, stdout)
+			if i := strings.IndexFunc(stdout, func(r rune) bool { return r != '\n' && (r < ' ' || r == 0x7f || r == 0x9b || r == 0x202e) }); i >= 0 {
+				t.Errorf("the output would drive a terminal: %q", stdout[i:min(i+20, len(stdout))])
+			}
+		})
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	socket := serveAgent(t, lab(true))
+	nobody := filepath.Join(t.TempDir(), "none.sock")
+	for _, tc := range []struct {
+		args   string
+		code   int
+		stderr string
+	}{
+		{"version", 0, ""},
+		{"completion bash", 0, ""},
+		{"ip get 10.0.0.1 --api-socket " + socket, 1, "weft: no prefix contains 10.0.0.1: not found\n"},
+		{"identity get 7 --api-socket " + socket, 1, "weft: identity 7 is not known: not found\n"},
+		{"bpf ipcache list --bpffs /nonexistent", 1, "weft: no usable BPF file system: /nonexistent does not exist"},
+		{"", 2, "weft: weft needs one of: agent, bpf, completion, flows, "},
+		{"nonsense", 2, `weft: unknown command "nonsense" for "weft" (see ` + "`weft --help`)\n"},
+		{"ip", 2, "weft: weft ip needs one of: get, list\n"},
+		{"ip nonsense", 2, `weft: unknown command "nonsense" for "weft ip"`},
+		{"ip get", 2, "weft: accepts 1 arg(s), received 0"},
+		{"ip get nonsense", 2, `weft: "nonsense" is not an IP address`},
+		{"ip list extra", 2, "weft: accepts 0 arg(s), received 1"},
+		{"ip list -o yaml", 2, `weft: invalid argument "yaml" for "-o, --output" flag: want table or json`},
+		{"ip list --nonsense", 2, "weft: unknown flag: --nonsense"},
+		{"identity get web", 2, `weft: identity "web": want a number`},
+		{"flows --last -5", 2, "weft: --last -5: want a number of flows"},
+		{"agent --cluster-id 1", 2, "weft: --cluster-id 1: a cluster of a mesh needs a name of its own: give one with --cluster-name\n"},
+		{"agent --config /nonexistent", 2, "weft: config: open /nonexistent: no such file or directory\n"},
+		{"status --api-socket " + nobody, 3, "weft: agent unreachable at " + nobody + ": connect: no such file or directory: is `weft agent` running?\n"},
+		{"flows -f --api-socket " + nobody, 3, "weft: agent unreachable at "},
+		{"version --agent --api-socket " + nobody, 3, "weft: agent unreachable at "},
+	} {
+		code, _, stderr := weft(t, nil, strings.Fields(tc.args)...)
+		if code != tc.code || !strings.HasPrefix(stderr, tc.stderr) || (tc.stderr == "" && stderr != "") || strings.Count(stderr, "\n") > 1 {
+			t.Errorf("weft %s: exit code %d, stderr %q\nwant %d, %q", tc.args, code, stderr, tc.code, tc.stderr)
+		}
+	}
+}
+
+func TestBadEnvironmentIsUsage(t *testing.T) {
+	code, _, stderr := weft(t, map[string]string{"WEFT_OUTPUT": "yaml"}, "version")
+	if want := "weft: WEFT_OUTPUT=\"yaml\": want table or json (see `weft --help`)\n"; code != 2 || stderr != want {
+		t.Errorf("exit code %d, stderr %q, want 2, %q", code, stderr, want)
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	for s, want := range map[string]string{
+		"plain, ünïcödé └": "plain, ünïcödé └",
+		"esc\x1b[2J":       `esc\x1b[2J`,
+		"a\nb":             `a\nb`,
+		"rtl\u202e":        `rtl\u202e`,
+		"c1\u009b":         `c1\u009b`,
+		"bad\xff":          `bad\xff`,
+		"say \"hi\"\x00":   `say "hi"\x00`,
+	} {
+		if got := printable(s); got != want {
+			t.Errorf("printable(%q) = %s, want %s", s, got, want)
+		}
+	}
+	if got := harmless([]byte(`{"a":"x` + "\u009b\u202e\U000e0001" + `"}`)); got != `{"a":"x\u009b\u202e\udb40\udc01"}` {
+		t.Errorf("harmless: %s", got)
+	}
+}

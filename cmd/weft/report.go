@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"github.com/weftmesh/weft/api"
+	"github.com/weftmesh/weft/datapath"
+	"github.com/weftmesh/weft/mesh"
+)
+
+// status reports on every part of the agent.
+func (a *agent) status() api.Status {
+	s := api.Status{
+		Meta: api.MetaOf(api.KindStatus), Version: versionInfo().Version, Started: a.started,
+		Cluster: api.LocalCluster{
+			Name: a.cfg.clusterName, ID: a.cfg.clusterID, MaxConnectedClusters: uint16(a.cfg.maxConnectedClusters),
+		},
+		Node:      api.LocalNode{Name: a.cfg.nodeName, IPs: a.cfg.nodeIPs, PodCIDRs: present(a.cfg.podCIDRs)},
+		KVStore:   a.kvstoreStatus(),
+		Clusters:  []api.Cluster{},
+		Endpoints: a.endpointStatus(),
+		Datapath:  a.datapathStatus(),
+		Config:    []api.ConfigError{},
+		Tasks:     a.taskStatus(),
+	}
+	s.Tables = api.Tables{IPs: a.ips.Len(), Identities: a.identities.Len(), Services: a.services.Len()}
+	nodes, _ := a.nodes.Snapshot()
+	s.Tables.Nodes = len(nodes)
+	for _, r := range a.mesh.Status() {
+		s.Clusters = append(s.Clusters, makeCluster(&r))
+	}
+	if dir := a.mesh.Directory(); dir.Error != "" {
+		s.Config = append(s.Config, api.ConfigError{File: dir.Path, Message: dir.Error})
+	}
+	s.Assess()
+	return s
+}
+
+func (a *agent) kvstoreStatus() *api.KVStore {
+	if a.client == nil {
+		return nil
+	}
+	c, w := a.client.Status(), a.writer.Status()
+	k := &api.KVStore{
+		Endpoints: present(c.Endpoints), Endpoint: c.Endpoint, Connected: c.Connected, ServerVersion: c.ServerVersion,
+		EtcdClusterID: hex(c.EtcdClusterID), Revision: c.Revision, Ready: isClosed(a.writer.Ready()), Keys: w.Keys, Pending: w.Pending,
+		Leases: []string{}, LastError: errorText(w.LastError), LastErrorAt: w.LastErrorAt, KeyErrors: map[string]string{},
+	}
+	if c.LastErrorAt.After(w.LastErrorAt) {
+		k.LastError, k.LastErrorAt = errorText(c.LastError), c.LastErrorAt
+	}
+	for _, id := range w.Leases {
+		k.Leases = append(k.Leases, hex(uint64(id)))
+	}
+	for key, err := range w.Errors {
+		k.KeyErrors[key] = errorText(err)
+	}
+	return k
+}
+
+func makeCluster(r *mesh.RemoteStatus) api.Cluster {
+	c := api.Cluster{
+		Name: r.Name, ID: r.ClusterID, Own: r.Own, State: string(r.State), Ready: r.State == mesh.Ready, Since: r.Since,
+		ConfigFile: r.ConfigFile, ConfigError: r.ConfigError, Endpoints: present(r.Endpoints), ServerVersion: r.ServerVersion,
+		EtcdClusterID: hex(r.EtcdClusterID), Revision: r.Revision, Canaries: r.Canaries, Cached: r.Cached,
+		Counts: api.Counts{Nodes: r.Nodes, IPs: r.IPs, Identities: r.Identities, Services: r.Services},
+		Synced: map[string]bool{
+			"nodes": r.Synced.Nodes, "ips": r.Synced.IPs, "identities": r.Synced.Identities, "services": r.Synced.Services,
+		},
+		Failures: r.Failures, Reconnects: r.Reconnects, LastError: r.LastError, LastErrorAt: r.LastErrorAt, Rejected: r.Rejected,
+	}
+	for _, x := range r.LastRejections {
+		c.Rejections = append(c.Rejections, api.Rejection{Kind: x.Kind, Key: x.Key, Reason: x.Reason, At: x.At})
+	}
+	return c
+}
+
+func (a *agent) endpointStatus() api.Endpoints {
+	status := a.endpoints.Status()
+	shown := api.Endpoints{Items: []api.Endpoint{}, Errors: []api.ConfigError{}}
+	for _, e := range status.Endpoints {
+		shown.Items = append(shown.Items, api.Endpoint{
+			Namespace: e.Namespace, Name: e.Name, IPs: e.IPs, Identity: uint32(e.Identity), Labels: texts(e.Labels),
+			File: filepath.Join(a.cfg.endpointsDir, e.File),
+		})
+	}
+	for _, e := range status.Errors {
+		file := ""
+		if e.File != "" {
+			file = filepath.Join(a.cfg.endpointsDir, e.File)
+		}
+		shown.Errors = append(shown.Errors, api.ConfigError{File: file, Line: e.Line, Message: e.Message})
+	}
+	return shown
+}
+
+func (a *agent) datapathStatus() api.Datapath {
+	d := a.datapath.Status()
+	shown := api.Datapath{
+		Ready: d.Ready, RoutingMode: string(d.RoutingMode), Devices: []api.Device{}, Errors: []string{},
+		Map: api.Map{
+			Pin: filepath.Join(d.PinDir, "ipcache"), Entries: d.IPCache.Entries, MaxEntries: d.IPCache.MaxEntries,
+			Pending: d.IPCache.Pending, Full: d.IPCache.Full, Unclaimed: d.IPCache.Unclaimed, Failures: d.IPCache.Failures,
+			Error: d.IPCache.LastError,
+		},
+		Flows: api.FlowStat{Received: d.Flows.Received, Lost: d.Flows.Dropped},
+	}
+	for _, device := range d.Devices {
+		shown.Devices = append(shown.Devices, makeDevice(&device))
+	}
+	for _, r := range d.Routes {
+		if r.Installed {
+			shown.Routes++
+		}
+		if r.Error != "" {
+			shown.Errors = append(shown.Errors, fmt.Sprintf("route to %s of node %s: %s", r.Prefix, r.Node, r.Error))
+		}
+	}
+	shown.Errors = append(shown.Errors, d.Errors...)
+	if d.Flows.LastError != "" {
+		shown.Errors = append(shown.Errors, "flows: "+d.Flows.LastError)
+	}
+	return shown
+}
+
+func makeDevice(d *datapath.DeviceStatus) api.Device {
+	shown := api.Device{Name: d.Name, Index: d.IfIndex, Programs: []api.DeviceProgram{}, Error: d.Error}
+	for _, p := range d.Programs {
+		shown.Programs = append(shown.Programs, api.DeviceProgram{Name: p.Name, Attached: p.LinkID != 0, Error: p.Error})
+	}
+	return shown
+}
+
+func (a *agent) taskStatus() []api.Task {
+	var tasks []api.Task
+	for _, t := range a.tasks {
+		tasks = append(tasks, api.Task{Name: t.String(), Ready: isClosed(t.Ready())})
+	}
+	return tasks
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// hex prints an id of etcd as etcd's own tools do; empty for none.
+func hex(id uint64) string {
+	if id == 0 {
+		return ""
+	}
+	return strconv.FormatUint(id, 16)
+}

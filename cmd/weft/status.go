@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftmesh/weft/api"
+)
+
+func statusCommand(env environment, c *clientOptions) *cobra.Command {
+	var (
+		output      *format
+		controllers bool
+	)
+	cmd := newCommand("status", "Show how the agent, the clusters it follows and the kernel are", func(cmd *cobra.Command, _ []string) error {
+		s, err := api.NewClient(c.socket).Status(cmd.Context())
+		if err != nil {
+			return err
+		}
+		if *output == formatJSON {
+			err = printJSON(env.stdout, s)
+		} else {
+			p := &statusPrinter{w: env.stdout, now: env.now(), s: &s}
+			p.print()
+			if controllers {
+				err = p.controllers()
+			}
+		}
+		if err == nil && !s.Healthy {
+			return errUnhealthy
+		}
+		return err
+	})
+	cmd.Long = "Show how the agent, the clusters it follows and the kernel are. The exit code is 0 if all is well, 1 if it is not."
+	output = outputFlag(cmd)
+	cmd.Flags().BoolVar(&controllers, "all-controllers", false, "show every part of the agent that runs by itself, too")
+	return cmd
+}
+
+// statusPrinter prints a status for people, on one screen.
+type statusPrinter struct {
+	w   io.Writer
+	now time.Time
+	s   *api.Status
+}
+
+const statusIndent = 15 // where values begin
+
+// line prints a titled value; without a title, a continuation.
+func (p *statusPrinter) line(title, format string, args ...any) {
+	if title != "" {
+		title += ":"
+	}
+	fmt.Fprintln(p.w, printable(fmt.Sprintf("%-*s", statusIndent, title)+fmt.Sprintf(format, args...)))
+}
+
+// branch prints a line of the tree below a value.
+func (p *statusPrinter) branch(format string, args ...any) {
+	fmt.Fprintln(p.w, printable("   └  "+fmt.Sprintf(format, args...)))
+}
+
+func (p *statusPrinter) print() {
+	s := p.s
+	p.line("Agent", "%s, up %s", s.Version, age(p.now, s.Started))
+	p.line("Health", "%s", healthText(s))
+	for _, problem := range s.Problems {
+		p.branch("%s", problem)
+	}
+	p.line("Cluster", "%s, id %d of at most %d", s.Cluster.Name, s.Cluster.ID, s.Cluster.MaxConnectedClusters)
+	p.line("Node", "%s: %s", s.Node.Name, orDash(strings.Join(texts(s.Node.IPs), ", ")))
+	if len(s.Node.PodCIDRs) > 0 {
+		p.branch("pods: %s", strings.Join(texts(s.Node.PodCIDRs), ", "))
+	}
+	p.kvstore()
+	p.clusters()
+	p.endpoints()
+	p.line("Tables", "%s, %s, %s, %s", count(s.Tables.IPs, "ip"), count(s.Tables.Identities, "identity"),
+		count(s.Tables.Nodes, "node"), count(s.Tables.Services, "service"))
+	p.datapath()
+}
+
+func healthText(s *api.Status) string {
+	if s.Healthy {
+		return "ok"
+	}
+	return count(len(s.Problems), "problem")
+}
+
+func (p *statusPrinter) kvstore() {
+	k := p.s.KVStore
+	if k == nil {
+		p.line("KVStore", "none, nothing is published")
+		return
+	}
+	state := "disconnected"
+	if k.Connected {
+		state = "connected"
+	}
+	p.line("KVStore", "%s, %s published, %d pending, leases: %s", state, count(k.Keys-min(k.Pending, k.Keys), "key"), k.Pending,
+		orDash(strings.Join(k.Leases, ",")))
+	p.etcd(k.Endpoints, k.ServerVersion, k.EtcdClusterID, k.Revision)
+	p.lastError(k.LastError, k.LastErrorAt)
+}
+
+func (p *statusPrinter) etcd(endpoints []string, version, clusterID string, revision int64) {
+	p.branch("etcd: %s - %s, cluster-id=%s, revision=%d", orDash(strings.Join(endpoints, ",")), orDash(version), orDash(clusterID), revision)
+}
+
+func (p *statusPrinter) lastError(text string, at time.Time) {
+	if text != "" {
+		p.branch("last error (%s): %s", ago(p.now, at), text)
+	}
+}
+
+func (p *statusPrinter) clusters() {
+	remote, ready := 0, 0
+	for i := range p.s.Clusters {
+		if c := &p.s.Clusters[i]; !c.Own {
+			remote++
+			if c.Ready {
+				ready++
+			}
+		}
+	}
+	p.line("ClusterMesh", "%d/%d remote clusters ready", ready, remote)
+	// The own cluster comes last: it is there only if it has other nodes to follow.
+	for _, own := range []bool{false, true} {
+		for i := range p.s.Clusters {
+			if c := &p.s.Clusters[i]; c.Own == own {
+				p.cluster(c)
+			}
+		}
+	}
+}
+
+func (p *statusPrinter) cluster(c *api.Cluster) {
+	name := c.Name
+	if c.Own {
+		name += " (own)"
+	}
+	fmt.Fprintln(p.w, printable(fmt.Sprintf("   %s: %s for %s, %s, %s, %s, %s, %s", name, c.State, age(p.now, c.Since),
+		count(c.Counts.Nodes, "node"), count(c.Counts.IPs, "endpoint"), count(c.Counts.Identities, "identity"),
+		count(c.Counts.Services, "service"), count(int(c.Reconnects), "reconnection"))))
+	if len(c.Endpoints) > 0 {
+		p.etcd(c.Endpoints, c.ServerVersion, c.EtcdClusterID, c.Revision)
+	}
+	if c.ID != 0 && !c.Own {
+		p.branch("remote configuration: cluster-id=%d, kvstoremesh=%t, sync-canaries=%t", c.ID, c.Cached, c.Canaries)
+	}
+	if c.ID != 0 {
+		p.branch("synchronization status: nodes=%t, endpoints=%t, identities=%t, services=%t",
+			c.Synced["nodes"], c.Synced["ips"], c.Synced["identities"], c.Synced["services"])
+	}
+	if c.ConfigError != "" {
+		p.branch("config %s: %s", c.ConfigFile, c.ConfigError)
+	}
+	p.rejections(c)
+	p.lastError(c.LastError, c.LastErrorAt)
+}
+
+func (p *statusPrinter) rejections(c *api.Cluster) {
+	if len(c.Rejected) == 0 {
+		return
+	}
+	var reasons []string
+	for _, reason := range slices.Sorted(maps.Keys(c.Rejected)) {
+		reasons = append(reasons, fmt.Sprintf("%s=%d", reason, c.Rejected[reason]))
+	}
+	last := ""
+	if n := len(c.Rejections); n > 0 {
+		r := c.Rejections[n-1]
+		last = fmt.Sprintf("; last (%s): %s %s: %s", ago(p.now, r.At), r.Kind, r.Key, r.Reason)
+	}
+	p.branch("rejected: %s%s", strings.Join(reasons, ", "), last)
+}
+
+// shownEndpoints keeps the status of a busy node on one screen.
+const shownEndpoints = 10
+
+func (p *statusPrinter) endpoints() {
+	e := &p.s.Endpoints
+	p.line("Endpoints", "%d", len(e.Items))
+	for i, item := range e.Items {
+		if i == shownEndpoints {
+			p.branch("and %d more, see weft status -o json", len(e.Items)-i)
+			break
+		}
+		p.branch("%s/%s: %s, identity %d, %s", item.Namespace, item.Name, strings.Join(texts(item.IPs), ", "), item.Identity,
+			orDash(ownLabels(item.Labels)))
+	}
+}
+
+// ownLabels are the labels that the workload was given, without those that every workload of a cluster has.
+func ownLabels(labels []string) string {
+	text := shortLabels(labels)
+	_, text, _ = strings.Cut(text, "/")
+	return text
+}
+
+func (p *statusPrinter) datapath() {
+	d := &p.s.Datapath
+	state := "not ready"
+	if d.Ready {
+		state = "ready"
+	}
+	p.line("Datapath", "%s, routing %s, %s, %s seen, %d lost", state, d.RoutingMode, count(d.Routes, "route"),
+		count(int(d.Flows.Received), "flow"), d.Flows.Lost)
+	usage := "?"
+	if d.Map.MaxEntries > 0 {
+		usage = strconv.FormatFloat(100*float64(d.Map.Entries)/float64(d.Map.MaxEntries), 'f', 1, 64) + "%"
+	}
+	p.branch("ipcache: %d/%d entries (%s), %d pending, %d unclaimed: %s", d.Map.Entries, d.Map.MaxEntries, usage, d.Map.Pending,
+		d.Map.Unclaimed, d.Map.Pin)
+	for _, device := range d.Devices {
+		var programs []string
+		for _, program := range device.Programs {
+			text := program.Name
+			if !program.Attached {
+				text += " (not attached)"
+			}
+			programs = append(programs, text)
+		}
+		p.branch("device %s: %s", device.Name, cmp.Or(strings.Join(programs, ", "), device.Error, "-"))
+	}
+}
+
+// controllers lists what runs by itself.
+func (p *statusPrinter) controllers() error {
+	fmt.Fprintln(p.w)
+	t := newTable(p.w, "CONTROLLER", "STATE", "FAILURES", "LAST ERROR")
+	for _, task := range p.s.Tasks {
+		state := "starting"
+		if task.Ready {
+			state = "ready"
+		}
+		t.row(task.Name, state, "-", "-")
+	}
+	for _, c := range p.s.Clusters {
+		name := "remote-etcd-" + c.Name
+		if c.Own {
+			name = "own-etcd-" + c.Name
+		}
+		t.row(name, c.State, strconv.FormatUint(c.Failures, 10), orDash(c.LastError))
+	}
+	return t.flush()
+}
+
+// count says how many of something there are.
+func count(n int, one string) string {
+	switch {
+	case n == 1:
+		return "1 " + one
+	case strings.HasSuffix(one, "ty"):
+		return fmt.Sprintf("%d %sies", n, strings.TrimSuffix(one, "y"))
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}
+
+// age is how long ago something was, coarsely.
+func age(now, then time.Time) string {
+	if then.IsZero() {
+		return "ever"
+	}
+	d := max(now.Sub(then), 0)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+func ago(now, then time.Time) string {
+	if then.IsZero() {
+		return "at an unknown time"
+	}
+	return age(now, then) + " ago"
+}
