@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func newExecCommand(env *environment) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "exec NODE|NODE/POD COMMAND [ARG…]",
+		Short: "Run a command in the network namespace of a node or a pod",
+		Long: `exec becomes the command: its streams and its exit code are the command's. Only the network namespace changes.
+WEFT_API_SOCKET and WEFT_BPFFS lead weft to the node's agent and pins, and PATH to the lab's own weft and weft-lab.`,
+		Example: "  weft-lab exec east-1 weft status\n  weft-lab exec east-1/web ip address",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return env.become(args[0], args[1:])
+		},
+	}
+	cmd.Flags().SetInterspersed(false)
+	return cmd
+}
+
+func newShellCommand(env *environment) *cobra.Command {
+	return &cobra.Command{
+		Use:   "shell NODE|NODE/POD",
+		Short: "Open a shell in the network namespace of a node or a pod",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			fmt.Fprintf(cmd.ErrOrStderr(), "This shell is in the network namespace of %s; weft talks to that node's agent. Leave it with exit.\n", args[0])
+			return env.become(args[0], []string{cmp.Or(os.Getenv("SHELL"), "/bin/sh")})
+		},
+	}
+}
+
+// become replaces this process by a command in the network namespace of a node or a pod. It returns only on an error.
+func (env *environment) become(place string, argv []string) error {
+	l, err := env.lab()
+	if err != nil {
+		return err
+	}
+	netNS, n, err := l.findPlace(place)
+	if err != nil {
+		return err
+	}
+	// The rest of the command may well not need weft.
+	if weft, err := findWeft(env.weft, l.self); err == nil {
+		l.weft = weft
+	}
+	environ := l.commandEnv(n.Name, place)
+	path, err := lookPath(argv[0], environ)
+	if err != nil {
+		return err
+	}
+	return inNetNS(netNS, func() error {
+		// The kernel ends the other threads and lets the command run in the namespace of this one.
+		err := syscall.Exec(path, argv, environ)
+		return fmt.Errorf("run %s: %w", path, err)
+	})
+}
+
+// commandEnv returns the environment of a command at a place of the lab.
+func (l *lab) commandEnv(node, place string) []string {
+	path := os.Getenv("PATH")
+	for _, binary := range []string{l.weft, l.self} {
+		if binary != "" {
+			path = filepath.Dir(binary) + string(os.PathListSeparator) + path
+		}
+	}
+	var environ []string
+	for _, v := range os.Environ() {
+		name, _, _ := strings.Cut(v, "=")
+		if name != "PATH" && name != "WEFT_API_SOCKET" && name != "WEFT_BPFFS" && name != "WEFT_LAB_PLACE" {
+			environ = append(environ, v)
+		}
+	}
+	environ = append(environ, "PATH="+path, "WEFT_LAB_PLACE="+place)
+	return append(environ, l.weftEnv(node)...)
+}
+
+// lookPath finds a program by the PATH of an environment that is not this process's own.
+func lookPath(name string, environ []string) (string, error) {
+	if strings.Contains(name, "/") {
+		return exec.LookPath(name)
+	}
+	for _, v := range environ {
+		path, ok := strings.CutPrefix(v, "PATH=")
+		if !ok {
+			continue
+		}
+		for _, dir := range filepath.SplitList(path) {
+			if dir == "" {
+				continue
+			}
+			if found, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+				return found, nil
+			}
+		}
+	}
+	return "", &exec.Error{Name: name, Err: errors.New("not found in PATH")}
+}
