@@ -4,6 +4,7 @@ package bpf
 
 import (
 	"bytes"
+	"math"
 	"net/netip"
 	"testing"
 
@@ -24,13 +25,13 @@ func TestCounters(t *testing.T) {
 	east, large := plain("10.1.1.10"), append(plain("10.1.1.10"), make([]byte, 1000)...)
 	for _, step := range []struct {
 		direction Direction
-		times     uint32
+		times     int
 		frame     []byte
 	}{
 		{Ingress, 3, east}, {Ingress, 2, large}, {Ingress, 5, plain("198.51.100.7")}, {Ingress, 1, longChain()},
 		{Ingress, 4, arp}, {Ingress, 6, bad}, {Egress, 7, east}, {Egress, 8, arp}, {Egress, 9, bad},
 	} {
-		k.run(t, step.direction, step.times, step.frame, nil)
+		k.repeat(t, step.direction, step.times, step.frame)
 	}
 	n := func(b []byte) uint64 { return uint64(len(b)) }
 	want := map[CounterKey]CounterValue{
@@ -58,11 +59,11 @@ func TestCountersFull(t *testing.T) {
 	k := loadKernel(t, func(spec *ebpf.CollectionSpec) { spec.Maps[MapCounters].MaxEntries = 2 })
 	k.configure(t, MakeConfig(0, false))
 	known, world, third := plain("10.1.1.10"), plain("198.51.100.7"), plain("10.1.1.11")
-	k.run(t, Ingress, 2, known, nil)
-	k.run(t, Ingress, 3, world, nil)
-	k.run(t, Ingress, 4, third, nil)
-	k.run(t, Egress, 5, third, nil)
-	k.run(t, Ingress, 6, known, nil)
+	k.repeat(t, Ingress, 2, known)
+	k.repeat(t, Ingress, 3, world)
+	k.repeat(t, Ingress, 4, third)
+	k.repeat(t, Egress, 5, third)
+	k.repeat(t, Ingress, 6, known)
 	size := uint64(len(known))
 	want := map[CounterKey]CounterValue{
 		{Identity: 65793, Direction: Ingress, Verdict: Identified}: {8, 8 * size},
@@ -77,7 +78,7 @@ func TestCountersFull(t *testing.T) {
 	}
 
 	k.clear(t)
-	k.run(t, Ingress, 7, third, nil)
+	k.repeat(t, Ingress, 7, third)
 	want = map[CounterKey]CounterValue{
 		{Identity: 65800, Direction: Ingress, Verdict: Identified}: {7, 7 * size},
 	}
@@ -90,20 +91,28 @@ func TestCountersFull(t *testing.T) {
 func TestSampling(t *testing.T) {
 	k := loadKernel(t)
 	frame := plain("10.1.1.10")
-	for _, c := range []struct{ sample, packets, least, most uint32 }{
-		{0, 100_000, 0, 0},
-		{1, 10_000, 10_000, 10_000},
-		// Ten standard deviations about the mean.
-		{2, 20_000, 10_000 - 707, 10_000 + 707},
-		{100, 200_000, 2_000 - 445, 2_000 + 445},
-		{1 << 31, 10_000, 0, 10},
-		{0, 1_000, 0, 0},
+	for _, c := range []struct{ n, least uint32 }{
+		{0, 5_000}, {1, 5_000}, {2, 10_000}, {100, 200_000}, {1 << 31, 10_000}, {0, 5_000},
 	} {
-		k.configure(t, MakeConfig(c.sample, false))
-		k.run(t, Ingress, c.packets, frame, nil)
-		if got := k.drain(t); got < uint64(c.least) || got > uint64(c.most) {
-			t.Errorf("1 in %d: %d events of %d packets, want %d to %d", c.sample, got, c.packets, c.least, c.most)
+		n := c.n
+		k.clear(t)
+		k.configure(t, MakeConfig(n, false))
+		if _, err := k.program(Ingress).Run(&ebpf.RunOptions{Data: frame, Repeat: c.least}); err != nil {
+			t.Fatal(err)
 		}
+		packets := k.counters(t)[CounterKey{Identity: 65793, Direction: Ingress, Verdict: Identified}].Packets
+		mean, off := 0.0, 0.0
+		if n > 0 {
+			p := 1 / float64(n)
+			mean = float64(packets) * p
+			off = 10 * math.Sqrt(mean*(1-p)) // standard deviations
+		}
+		if got := float64(k.drain(t)); math.Abs(got-mean) > off {
+			t.Errorf("1 in %d: %v events of %d packets, want %v, give or take %v", n, got, packets, mean, off)
+		}
+	}
+	if diff := cmp.Diff(Missed{}, k.missed(t)); diff != "" {
+		t.Errorf("missed (-want +got):\n%s", diff)
 	}
 }
 
@@ -115,8 +124,8 @@ func TestSamplingDoesNotChangeCounters(t *testing.T) {
 		k.configure(t, MakeConfig(sample, false))
 		for _, cases := range allCases() {
 			for _, c := range cases {
-				k.run(t, Ingress, 1, c.frame, nil)
-				k.run(t, Egress, 1, c.frame, nil)
+				k.run(t, Ingress, c.frame, nil)
+				k.run(t, Egress, c.frame, nil)
 			}
 		}
 		counts = append(counts, k.counters(t))
@@ -131,7 +140,7 @@ func TestSamplingDoesNotChangeCounters(t *testing.T) {
 func TestEventsFull(t *testing.T) {
 	k := loadKernel(t, func(spec *ebpf.CollectionSpec) { spec.Maps[MapEvents].MaxEntries = 4096 })
 	frame := plain("10.1.1.10")
-	k.run(t, Ingress, 1000, frame, nil)
+	k.repeat(t, Ingress, 1000, frame)
 	read := k.drain(t)
 	if read == 0 || read >= 1000 {
 		t.Fatalf("read %d events of 1000 from a ring of 4096 bytes", read)
@@ -141,11 +150,11 @@ func TestEventsFull(t *testing.T) {
 	if diff := cmp.Diff(want, k.missed(t)); diff != "" {
 		t.Errorf("missed (-want +got):\n%s", diff)
 	}
-	k.run(t, Egress, 1, frame, nil)
+	k.run(t, Egress, frame, nil)
 	if got := k.drain(t); got != 1 {
 		t.Errorf("read %d events after there was room, want 1", got)
 	}
-	k.run(t, Egress, 1000, frame, nil)
+	k.repeat(t, Egress, 1000, frame)
 	want.Events[Egress] = CounterValue{1000 - read, (1000 - read) * uint64(len(frame))}
 	if got := k.drain(t); got != read {
 		t.Errorf("read %d events, want as many as before: %d", got, read)

@@ -3,17 +3,16 @@
 package bpf
 
 import (
-	"bytes"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"testing"
+
+	"github.com/weftmesh/weft/internal/testutil/golden"
 )
 
-// vector is a line of testdata/bpf-ipcache-v2.jsonl: an entry as Cilium writes and prints it.
+// vector is a line of bpf-ipcache-v2.jsonl: an entry as Cilium writes and prints it.
 type vector struct {
 	Prefix         string `json:"prefix"`
 	ClusterID      uint16 `json:"cluster_id"`
@@ -29,19 +28,7 @@ type vector struct {
 
 func vectors(t testing.TB) []vector {
 	t.Helper()
-	data, err := os.ReadFile("testdata/bpf-ipcache-v2.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []vector
-	for line := range bytes.Lines(data) {
-		var v vector
-		if err := json.Unmarshal(line, &v); err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, v)
-	}
-	return all
+	return golden.Lines[vector](t, "bpf-ipcache-v2.jsonl")
 }
 
 // key returns the key of v as this package makes it.

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weftmesh/weft/internal/testutil"
+	"github.com/weftmesh/weft/internal/testutil/golden"
 )
 
 // mostVerified bounds what the verifier has to walk through, of the million instructions that it will: a tenth, so that
@@ -106,7 +107,7 @@ type dumped struct {
 }
 
 // TestBPFToolPrintsNames dumps the pinned map with bpftool and wants what it prints of Cilium's map, recorded in
-// testdata/bpftool_dump.json: every name, every nesting and every value.
+// bpftool_dump.json: every name, every nesting and every value.
 func TestBPFToolPrintsNames(t *testing.T) {
 	k := loadKernel(t)
 	pin := filepath.Join(testutil.MountBPFFS(t), "ipcache")
@@ -119,7 +120,7 @@ func TestBPFToolPrintsNames(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	data, err := os.ReadFile("testdata/bpftool_dump.json")
+	data, err := os.ReadFile(golden.Path(t, "bpftool_dump.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

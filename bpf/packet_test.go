@@ -282,7 +282,7 @@ func TestSuperPacket(t *testing.T) {
 		"ipv4": ethernet(ethTypeIPv4, v4{src: east4, dst: west4, protocol: ProtocolTCP, ihl: -1, totalBias: -40}.with(tcp())),
 		"ipv6": ethernet(ethTypeIPv6, v6{src: east6, dst: west6, next: ProtocolTCP, noLength: true}.with(tcp())),
 	} {
-		k.run(t, Ingress, 1, frame, gsoContext(t, 1400))
+		k.run(t, Ingress, frame, gsoContext(t, 1400))
 		got, want := k.next(t), k.model.event(Ingress, frame, true)
 		if line(got) != line(want) || got.SrcPort != 40000 {
 			t.Errorf("%s:\n got %s\nwant %s", name, line(got), line(want))

@@ -112,19 +112,21 @@ func TestDeviceMovesAway(t *testing.T) {
 	h := newTestHost(t)
 	h.cfg.Devices = []string{"eth0", "eth1"}
 	h.ip("link add eth1 index 88 type veth peer name x1")
-	h.start()
+	a := h.start()
 	h.wantLinks("eth0", "eth1")
 	before := h.links()["eth1-weft_from_netdev"].ID
-	h.ip("link set eth1 netns " + h.peer.Name())
+	a.stop()
+	h.ip("link set eth1 netns " + h.peer.Path())
 	h.ip("link add eth1 index 88 type veth peer name x2")
-	testutil.Eventually(t, patience, func() error {
-		l, ok := h.links()["eth1-weft_from_netdev"]
-		if !ok || l.ID == before {
-			return errors.New("the device that came in its place has not got its programs")
-		}
-		return nil
-	})
+	foreign := h.attachForeign("eth1", ebpf.AttachTCXIngress)
+	h.start()
 	h.wantLinks("eth0", "eth1")
+	if now := h.links()["eth1-weft_from_netdev"].ID; now == before {
+		t.Errorf("link %d, which is with the device that went away, is taken for that of the one that came", now)
+	}
+	if attached, err := h.attached("eth1"); err != nil || !slices.Contains(attached["weft_from_netdev"], foreign) {
+		t.Errorf("links at eth1 %v, err %v, want %d among them", attached, err, foreign)
+	}
 }
 
 // lesson: K3
@@ -291,12 +293,15 @@ func TestDevicesAreChosen(t *testing.T) {
 	h.ip("addr add 192.0.2.1/24 dev eth1")
 	h.ip("link set eth1 up")
 	h.ip("link set x1 up")
+	h.ip("tuntap add tun0 mode tun")
+	h.ip("link set tun0 up")
+	h.ip("route add default dev tun0 metric 9") // no Ethernet header, and nobody asked for it
 	a := h.start()
 	h.wantLinks("eth0") // it has the node's addresses
 	h.ip("route add default via 192.0.2.254")
 	h.wantLinks("eth0", "eth1")
 	// What was chosen once stays: a default route may go and come.
-	h.ip("route del default")
+	h.ip("route del default via 192.0.2.254")
 	h.ip("link set eth2 up") // any event; the check that it causes comes after that of the route
 	testutil.Eventually(t, patience, func() error {
 		if s := a.Status(); len(s.Devices) != 2 || len(s.Errors) != 0 {

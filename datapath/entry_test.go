@@ -3,21 +3,19 @@
 package datapath
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/weftmesh/weft/bpf"
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/internal/testutil/golden"
 	"github.com/weftmesh/weft/ipcache"
 )
 
-// goldenEntry is a line of testdata/bpf-ipcache-v2.jsonl: bytes that Cilium's own map code wrote.
+// goldenEntry is a line of bpf-ipcache-v2.jsonl: bytes that Cilium's own map code wrote.
 type goldenEntry struct {
 	Prefix   netip.Prefix  `json:"prefix"`
 	Cluster  uint16        `json:"cluster_id"`
@@ -30,18 +28,8 @@ type goldenEntry struct {
 }
 
 func TestEncodeGolden(t *testing.T) {
-	f, err := os.Open("testdata/bpf-ipcache-v2.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	n := 0
-	for ; lines.Scan(); n++ {
-		var g goldenEntry
-		if err := json.Unmarshal(lines.Bytes(), &g); err != nil {
-			t.Fatal(err)
-		}
+	vectors := golden.Lines[goldenEntry](t, "bpf-ipcache-v2.jsonl")
+	for _, g := range vectors {
 		e := ipcache.Entry{Identity: g.Identity, EncryptKey: g.Key, Flags: g.Flags}
 		if g.Tunnel != "" {
 			e.Host = netip.MustParseAddr(g.Tunnel)
@@ -56,8 +44,8 @@ func TestEncodeGolden(t *testing.T) {
 			t.Errorf("%v: value %s, want %s", g.Prefix, got, g.ValueHex)
 		}
 	}
-	if err := lines.Err(); err != nil || n != 13 {
-		t.Errorf("read %d vectors, want 13; err %v", n, err)
+	if len(vectors) != 13 {
+		t.Errorf("read %d vectors, want 13", len(vectors))
 	}
 }
 

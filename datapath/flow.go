@@ -7,7 +7,6 @@ import (
 	"errors"
 	"net/netip"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -19,8 +18,6 @@ import (
 )
 
 const (
-	// flowHistory is how many of the last flows are kept.
-	flowHistory = 4096
 	// flowBatch is how many flows are handed on at once, at most.
 	flowBatch = 256
 	// flowQueue is how many batches wait for a slow subscriber.
@@ -47,17 +44,12 @@ type Flow struct {
 // flows hands sampled packets on. It is safe for concurrent use.
 type flows struct {
 	mu          sync.Mutex
-	history     []Flow // a ring once it is flowHistory long
-	next        int    // where the next one goes
 	subscribers map[chan []Flow]struct{}
 	devices     map[uint32]string // names by index; replaced, never changed
 	counts      FlowStatus
 }
 
 func newFlows() *flows { return &flows{subscribers: map[chan []Flow]struct{}{}} }
-
-// RecentFlows returns the last flows, the oldest first: up to 4096. It is safe for concurrent use.
-func (d *Datapath) RecentFlows() []Flow { return d.flows.recent() }
 
 // Flows delivers flows as they come, in batches, until ctx ends, and then returns nil. deliver runs on the caller's
 // goroutine and may keep the batch, but not write to it. A subscriber that is too slow misses flows; [Status] counts
@@ -88,12 +80,6 @@ func (f *flows) unsubscribe(c chan []Flow) {
 	delete(f.subscribers, c)
 }
 
-func (f *flows) recent() []Flow {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Concat(f.history[f.next:], f.history[:f.next])
-}
-
 func (f *flows) status() FlowStatus {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -107,7 +93,7 @@ func (f *flows) name(devices map[uint32]string) {
 	f.devices = devices
 }
 
-// publish adds a batch to the history and hands it to every subscriber that has room. The batch is theirs from then on.
+// publish hands a batch to every subscriber that has room. The batch is theirs from then on.
 func (f *flows) publish(batch []Flow, invalid int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -115,12 +101,6 @@ func (f *flows) publish(batch []Flow, invalid int) {
 	f.counts.Invalid += uint64(invalid)
 	for i := range batch {
 		batch[i].Device = f.devices[batch[i].IfIndex]
-		if len(f.history) < flowHistory {
-			f.history = append(f.history, batch[i])
-			continue
-		}
-		f.history[f.next] = batch[i]
-		f.next = (f.next + 1) % flowHistory
 	}
 	if len(batch) == 0 {
 		return

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -179,6 +180,11 @@ func TestUnreachableNode(t *testing.T) {
 	// Once it is on a common network the route comes.
 	h.ip("route add 192.0.2.0/24 dev eth0")
 	h.wantRoutes("119", good, "10.2.1.0/24 via 192.0.2.1 dev eth0")
+	// Where the kernel has no verdict, what there is stays.
+	h.ip("route del default")
+	h.ip("route add unreachable 172.18.2.1")
+	a.wantRouteError("10.2.3.0/24", "no route")
+	h.wantRoutes("119", good, "10.2.1.0/24 via 192.0.2.1 dev eth0")
 }
 
 // mechanism: F4
@@ -236,11 +242,19 @@ func TestWatchSurvivesOverrun(t *testing.T) {
 		h.ip(fmt.Sprintf("route add 10.77.%d.0/24 dev eth0", i))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
+	defer w.Close()
+	defer cancel()
 	changed := make(chan struct{}, 1)
 	result := make(chan error, 1)
 	go func() { result <- w.run(ctx, changed) }()
 	for range 3 {
-		<-changed
+		select {
+		case <-changed:
+		case err := <-result:
+			t.Fatalf("watch ended with %v", err)
+		case <-time.After(patience):
+			t.Fatal("the watch heard nothing")
+		}
 		h.ip("route add 10.78.0.0/24 dev eth0")
 		h.ip("route del 10.78.0.0/24 dev eth0")
 	}

@@ -19,9 +19,10 @@ const (
 	troubleInterval = 5 * time.Second
 	// pruneInterval is the same while routes wait for their sources to be heard completely.
 	pruneInterval = time.Second
-	// settleTime is how long a burst of changes is waited for. After a check that took longer the pause is longer, so that
-	// checks take no more than a tenth of a CPU whatever the machine's own routes do.
+	// settleTime is how long a burst of changes is waited for. After a check that took long, as where the machine has very
+	// many routes of its own that never rest, it is four times as long as the check, up to settleMax.
 	settleTime = 50 * time.Millisecond
+	settleMax  = time.Second
 )
 
 // keeper keeps links and routes right. It is for one goroutine, on a thread in the network namespace that it serves.
@@ -67,7 +68,7 @@ func (k *keeper) run(ctx context.Context) error {
 		if err == nil {
 			k.achieved()
 		}
-		pause := max(settleTime, 9*time.Since(began))
+		pause := min(max(settleTime, 4*time.Since(began)), settleMax)
 		timer.Reset(next)
 		select {
 		case <-ctx.Done():

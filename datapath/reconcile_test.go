@@ -213,6 +213,22 @@ func TestTakesOverAMap(t *testing.T) {
 	}
 }
 
+// What is claimed between the look at the table and the question who has been heard is not pruned.
+func TestPruneSeesWhatIsClaimedMeanwhile(t *testing.T) {
+	kernel := newRecorder()
+	first := newReconcilerBench(t, kernel)
+	first.apply(upsert("10.2.1.10/32", 131329), upsert("10.2.1.11/32", 131330))
+	first.step(0)
+	kernel.took()
+	b := newReconcilerBench(t, kernel)
+	b.listed = func(identity.ClusterID) bool {
+		b.apply(upsert("10.2.1.10/32", 131329))
+		return true
+	}
+	b.step(0)
+	b.want("delete 10.2.1.11/32")
+}
+
 // What the table takes back while the map is being taken over goes at once: that is news, not silence.
 func TestDeletionDuringTakeover(t *testing.T) {
 	kernel := newRecorder()

@@ -43,7 +43,7 @@ type testHost struct {
 func newTestHost(t *testing.T) *testHost {
 	t.Helper()
 	h := &testHost{t: t, ns: testutil.NewNetNS(t), peer: testutil.NewNetNS(t), heard: map[identity.ClusterID]bool{}}
-	h.ip("link add eth0 type veth peer name eth0 netns " + h.peer.Name())
+	h.ip("link add eth0 type veth peer name eth0 netns " + h.peer.Path())
 	h.setUp(h.ns, "172.18.1.1/16", "fd00:18:1::1/32")
 	h.setUp(h.peer, "172.18.2.1/16", "fd00:18:2::1/32")
 	h.cfg = Config{
@@ -80,8 +80,12 @@ func (h *testHost) ipIn(ns *testutil.NetNS, args string) string {
 	if strings.Contains(args, ":") && !strings.HasPrefix(args, "-") {
 		args = "-6 " + args
 	}
-	cmd := exec.Command("ip", append([]string{"-n", ns.Name()}, strings.Fields(args)...)...)
-	out, err := cmd.CombinedOutput()
+	var (
+		out []byte
+		err error
+	)
+	cmd := exec.Command("ip", strings.Fields(args)...)
+	ns.Do(h.t, func() { out, err = cmd.CombinedOutput() })
 	if err != nil {
 		h.t.Fatalf("%v: %v: %s", cmd.Args, err, out)
 	}

@@ -3,10 +3,7 @@
 package endpoint
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -23,6 +20,7 @@ import (
 
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/internal/testutil"
+	"github.com/weftmesh/weft/internal/testutil/golden"
 	"github.com/weftmesh/weft/ipcache"
 )
 
@@ -136,27 +134,19 @@ const (
 	pod2 = "name: pod-2\nnamespace: shop\nid: 102\nip: 10.1.2.10\nidentity: 65794\nlabels: {app: db}\n"
 )
 
-// golden reads the recorded state of the etcd of a real cluster.
-func golden(t testing.TB) map[string]string {
+// recorded is the state of the etcd of a real cluster.
+func recorded(t testing.TB) map[string]string {
 	t.Helper()
-	content, err := os.ReadFile("../test/testdata/kvstore-state-east.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
 	keys := make(map[string]string)
-	for lines := bufio.NewScanner(bytes.NewReader(content)); lines.Scan(); {
-		var line struct{ Key, Value string }
-		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
-			t.Fatal(err)
-		}
-		keys[line.Key] = line.Value
+	for _, kv := range golden.Lines[struct{ Key, Value string }](t, "kvstore-state-east.jsonl") {
+		keys[kv.Key] = kv.Value
 	}
 	return keys
 }
 
 // What is published must be, byte for byte, what Cilium published for the same pods.
 func TestPublishesAsCilium(t *testing.T) {
-	want := golden(t)
+	want := recorded(t)
 	for node, tc := range map[string]struct{ host, declaration, ip string }{
 		"east-n1": {"172.18.1.1", pod1, "10.1.1.10"},
 		"east-n2": {"172.18.1.2", pod2, "10.1.2.10"},

@@ -3,39 +3,15 @@
 package identity
 
 import (
-	"bufio"
 	"encoding/json"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-// golden decodes a file of JSON lines recorded from real clusters.
-func golden[T any](t *testing.T, name string) []T {
-	t.Helper()
-	f, err := os.Open("../test/testdata/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	var all []T
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var v T
-		if err := json.Unmarshal(lines.Bytes(), &v); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		all = append(all, v)
-	}
-	if len(all) == 0 {
-		t.Fatalf("%s is empty", name)
-	}
-	return all
-}
+	"github.com/weftmesh/weft/internal/testutil/golden"
+)
 
 func mustLayout(t *testing.T, clusters int) Layout {
 	t.Helper()
@@ -48,7 +24,7 @@ func mustLayout(t *testing.T, clusters int) Layout {
 
 func TestNumbers(t *testing.T) {
 	layout := mustLayout(t, 255)
-	for _, v := range golden[struct {
+	for _, v := range golden.Lines[struct {
 		ClusterID ClusterID `json:"cluster_id_255"`
 		Identity  ID
 		Name      string
@@ -84,7 +60,7 @@ func TestNumbers(t *testing.T) {
 }
 
 func TestRanges(t *testing.T) {
-	for _, v := range golden[struct {
+	for _, v := range golden.Lines[struct {
 		Max       int       `json:"max_connected_clusters"`
 		ClusterID ClusterID `json:"cluster_id"`
 		Min       ID        `json:"min_identity"`
@@ -110,7 +86,7 @@ func TestRanges(t *testing.T) {
 }
 
 func TestLabels(t *testing.T) {
-	for _, v := range golden[struct {
+	for _, v := range golden.Lines[struct {
 		Decoded []string `json:"decoded_source|key|value"`
 		Encoded string
 		Labels  []string
@@ -195,7 +171,7 @@ type validation struct {
 // mechanism: A3
 func TestClusterNames(t *testing.T) {
 	seen := 0
-	for _, v := range golden[validation](t, "validation.jsonl") {
+	for _, v := range golden.Lines[validation](t, "validation.jsonl") {
 		if v.Kind != "cluster-name" {
 			continue
 		}
@@ -217,7 +193,7 @@ func TestClusterNames(t *testing.T) {
 
 func TestClusterConfig(t *testing.T) {
 	seen := 0
-	for _, v := range golden[validation](t, "validation.jsonl") {
+	for _, v := range golden.Lines[validation](t, "validation.jsonl") {
 		if v.Kind != "cluster-config" {
 			continue
 		}

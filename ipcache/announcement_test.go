@@ -3,38 +3,19 @@
 package ipcache
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/weftmesh/weft/internal/testutil/golden"
 )
 
 var netipEqual = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
-
-// golden decodes a file of JSON lines recorded from real clusters.
-func golden[T any](t testing.TB, name string) []T {
-	t.Helper()
-	f, err := os.Open("../test/testdata/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	var all []T
-	for s := bufio.NewScanner(f); s.Scan(); {
-		var v T
-		if err := json.Unmarshal(s.Bytes(), &v); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		all = append(all, v)
-	}
-	return all
-}
 
 // recorded returns the announcements that real clusters published, by key.
 func recorded(t testing.TB) map[string]string {
@@ -43,7 +24,7 @@ func recorded(t testing.TB) map[string]string {
 	for _, file := range []string{
 		"kvstore-state-east.jsonl", "kvstore-state-west.jsonl", "kvstore-cache-mock.jsonl", "kvstore-cache-mock-ipv6-wireguard.jsonl",
 	} {
-		for _, kv := range golden[struct{ Key, Value string }](t, file) {
+		for _, kv := range golden.Lines[struct{ Key, Value string }](t, file) {
 			if strings.Contains(kv.Key, "/ip/v1/") && !strings.Contains(kv.Key, "synced") {
 				values[kv.Key] = kv.Value
 			}
@@ -94,7 +75,7 @@ func TestParseAnnouncement(t *testing.T) {
 
 func TestAnnouncementValidation(t *testing.T) {
 	seen := 0
-	for _, v := range golden[struct {
+	for _, v := range golden.Lines[struct {
 		Accepted    bool
 		Error       string `json:"cilium_error"`
 		Kind, Value string

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/internal/testutil/golden"
 )
 
 // parse reads the store's key of a scenario: an address is a host, a prefix a CIDR.
@@ -110,7 +111,7 @@ func TestScenarios(t *testing.T) {
 		f        *follower
 		scenario string
 	)
-	steps := golden[step](t, "ipcache-scenarios.jsonl")
+	steps := golden.Lines[step](t, "ipcache-scenarios.jsonl")
 	if len(steps) < 20 {
 		t.Fatalf("only %d steps", len(steps))
 	}
@@ -166,7 +167,7 @@ func TestScenarios(t *testing.T) {
 // mechanism: G2
 func TestPrecedence(t *testing.T) {
 	seen := 0
-	for _, v := range golden[struct {
+	for _, v := range golden.Lines[struct {
 		Allowed       *bool
 		Existing, New Source
 	}](t, "source-precedence.jsonl") {

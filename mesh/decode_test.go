@@ -3,40 +3,20 @@
 package mesh
 
 import (
-	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/internal/testutil/golden"
 	"github.com/weftmesh/weft/ipcache"
 )
 
 // readLines decodes each line of a file of JSON lines.
-func readLines[T any](t *testing.T, path string) []T {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	var all []T
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		var v T
-		if err := json.Unmarshal(lines.Bytes(), &v); err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
-		all = append(all, v)
-	}
-	return all
-}
-
 // decoders returns the decoders of cluster west (id 2), over fresh tables.
 func decoders(t *testing.T) (Config, *nodes, *services, *ips, *identities) {
 	t.Helper()
@@ -65,7 +45,7 @@ func TestValidationVectors(t *testing.T) {
 		CiliumError   string `json:"cilium_error"`
 	}
 	_, nodes, services, ips, _ := decoders(t)
-	for i, v := range readLines[vector](t, "testdata/validation.jsonl") {
+	for i, v := range golden.Lines[vector](t, "validation.jsonl") {
 		t.Run(fmt.Sprintf("%d-%s", i, v.Kind), func(t *testing.T) {
 			if v.RemoteCluster != "" && (v.RemoteCluster != "west" || v.RemoteID != 2) {
 				t.Fatalf("vector of cluster %s, id %d", v.RemoteCluster, v.RemoteID)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/internal/testutil"
+	"github.com/weftmesh/weft/internal/testutil/golden"
 	"github.com/weftmesh/weft/kvstore"
 )
 
@@ -52,7 +53,7 @@ func TestGoldenState(t *testing.T) {
 	w := newWorld(t)
 	for c, name := range goldenName {
 		etcd := testutil.StartEtcd(t)
-		etcd.Load(t, fmt.Sprintf("testdata/kvstore-state-%s.jsonl", name))
+		etcd.Load(t, golden.Path(t, fmt.Sprintf("kvstore-state-%s.jsonl", name)))
 		etcd.WriteConfig(t, w.file(name))
 		s := w.awaitState(name, Ready)
 		want := RemoteStatus{
@@ -100,7 +101,7 @@ func TestGoldenState(t *testing.T) {
 // mechanism: B6 B9
 func TestGoldenCache(t *testing.T) {
 	etcd := testutil.StartEtcd(t)
-	etcd.Load(t, "testdata/kvstore-cache-mock.jsonl")
+	etcd.Load(t, golden.Path(t, "kvstore-cache-mock.jsonl"))
 	w := newWorld(t)
 	etcd.WriteConfig(t, w.file("cluster-001"))
 	etcd.WriteConfig(t, w.file("cluster-002"))
@@ -137,7 +138,7 @@ func TestGoldenCache(t *testing.T) {
 // WireGuard's key, IPv6 addresses and pod CIDRs of both families.
 func TestGoldenCacheIPv6WireGuard(t *testing.T) {
 	etcd := testutil.StartEtcd(t)
-	etcd.Load(t, "testdata/kvstore-cache-mock-ipv6-wireguard.jsonl")
+	etcd.Load(t, golden.Path(t, "kvstore-cache-mock-ipv6-wireguard.jsonl"))
 	w := newWorld(t, func(c *Config) { c.DualStack = true })
 	for id, name := range map[int]string{1: "cluster-001", 2: "cluster-002"} {
 		c := cluster{t: t, etcd: etcd, name: name, id: id}
@@ -170,7 +171,7 @@ func TestGoldenCacheIPv6WireGuard(t *testing.T) {
 // mechanism: H2
 func TestOwnCluster(t *testing.T) {
 	etcd := testutil.StartEtcd(t)
-	etcd.Load(t, "testdata/kvstore-state-east.jsonl")
+	etcd.Load(t, golden.Path(t, "kvstore-state-east.jsonl"))
 	etcd.Delete(t, "cilium/cluster-config/east")
 	etcd.DeletePrefix(t, "cilium/synced/")
 	w := newWorld(t, func(c *Config) {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/weftmesh/weft/internal/testutil/golden"
 )
 
 const someConfig = "endpoints:\n- http://127.0.0.1:1\n"
@@ -144,7 +146,7 @@ func TestConfigFileVectors(t *testing.T) {
 		ClusterNameValid bool   `json:"cluster_name_valid"`
 		ParseError       string `json:"parse_error"`
 	}
-	for _, v := range readLines[vector](t, "testdata/config-files.jsonl") {
+	for _, v := range golden.Lines[vector](t, "config-files.jsonl") {
 		dir := t.TempDir()
 		write(t, filepath.Join(dir, v.File), v.Content)
 		s := scanDir(dir, "here", func(string) {})

@@ -3,32 +3,17 @@
 package node
 
 import (
-	"bufio"
-	"encoding/json"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/weftmesh/weft/internal/testutil/golden"
 )
 
 var netipEqual = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
-
-func lines(t testing.TB, name string) []string {
-	t.Helper()
-	f, err := os.Open("../test/testdata/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	var all []string
-	for s := bufio.NewScanner(f); s.Scan(); {
-		all = append(all, s.Text())
-	}
-	return all
-}
 
 // recorded returns the values of nodes that real clusters published, by key.
 func recorded(t testing.TB) map[string]string {
@@ -37,11 +22,7 @@ func recorded(t testing.TB) map[string]string {
 	for _, file := range []string{
 		"kvstore-state-east.jsonl", "kvstore-state-west.jsonl", "kvstore-cache-mock.jsonl", "kvstore-cache-mock-ipv6-wireguard.jsonl",
 	} {
-		for _, line := range lines(t, file) {
-			var kv struct{ Key, Value string }
-			if err := json.Unmarshal([]byte(line), &kv); err != nil {
-				t.Fatal(err)
-			}
+		for _, kv := range golden.Lines[struct{ Key, Value string }](t, file) {
 			if strings.Contains(kv.Key, "/nodes/v1/") && !strings.Contains(kv.Key, "synced") {
 				nodes[kv.Key] = kv.Value
 			}
@@ -127,19 +108,15 @@ func TestParseRejects(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	seen := 0
-	for _, line := range lines(t, "validation.jsonl") {
-		var v struct {
-			Accepted  bool
-			Error     string `json:"cilium_error"`
-			Kind      string
-			Key       string `json:"key_suffix"`
-			Cluster   string `json:"remote_cluster"`
-			ClusterID uint32 `json:"remote_cluster_id"`
-			Value     string
-		}
-		if err := json.Unmarshal([]byte(line), &v); err != nil {
-			t.Fatal(err)
-		}
+	for _, v := range golden.Lines[struct {
+		Accepted  bool
+		Error     string `json:"cilium_error"`
+		Kind      string
+		Key       string `json:"key_suffix"`
+		Cluster   string `json:"remote_cluster"`
+		ClusterID uint32 `json:"remote_cluster_id"`
+		Value     string
+	}](t, "validation.jsonl") {
 		if v.Kind != "node" {
 			continue
 		}

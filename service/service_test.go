@@ -3,42 +3,26 @@
 package service
 
 import (
-	"bufio"
 	"encoding/json"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-func eachLine(t testing.TB, name string, visit func(line []byte)) {
-	t.Helper()
-	f, err := os.Open("../test/testdata/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		visit(s.Bytes())
-	}
-}
+	"github.com/weftmesh/weft/internal/testutil/golden"
+)
 
 // recorded returns the services that real clusters published, by key.
 func recorded(t testing.TB) map[string]string {
 	t.Helper()
 	services := make(map[string]string)
 	for _, file := range []string{"kvstore-state-east.jsonl", "kvstore-cache-mock.jsonl", "kvstore-cache-mock-ipv6-wireguard.jsonl"} {
-		eachLine(t, file, func(line []byte) {
-			var kv struct{ Key, Value string }
-			if err := json.Unmarshal(line, &kv); err != nil {
-				t.Fatal(err)
-			}
+		for _, kv := range golden.Lines[struct{ Key, Value string }](t, file) {
 			if strings.Contains(kv.Key, "/services/v1/") {
 				services[kv.Key] = kv.Value
 			}
-		})
+		}
 	}
 	if len(services) < 5 {
 		t.Fatalf("only %d services were recorded", len(services))
@@ -73,21 +57,17 @@ func TestRoundTrip(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	seen := 0
-	eachLine(t, "validation.jsonl", func(line []byte) {
-		var v struct {
-			Accepted  bool
-			Error     string `json:"cilium_error"`
-			Kind      string
-			Key       string `json:"key_suffix"`
-			Cluster   string `json:"remote_cluster"`
-			ClusterID uint32 `json:"remote_cluster_id"`
-			Value     string
-		}
-		if err := json.Unmarshal(line, &v); err != nil {
-			t.Fatal(err)
-		}
+	for _, v := range golden.Lines[struct {
+		Accepted  bool
+		Error     string `json:"cilium_error"`
+		Kind      string
+		Key       string `json:"key_suffix"`
+		Cluster   string `json:"remote_cluster"`
+		ClusterID uint32 `json:"remote_cluster_id"`
+		Value     string
+	}](t, "validation.jsonl") {
 		if v.Kind != "service" {
-			return
+			continue
 		}
 		seen++
 		s, err := Parse([]byte(v.Value))
@@ -97,7 +77,7 @@ func TestValidate(t *testing.T) {
 		if (err == nil) != v.Accepted {
 			t.Errorf("%s: got %v, want accepted=%v (%s)", v.Value, err, v.Accepted, v.Error)
 		}
-	})
+	}
 	if seen == 0 {
 		t.Fatal("no service was tried")
 	}

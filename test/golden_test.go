@@ -3,7 +3,6 @@
 package test
 
 import (
-	"bufio"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -18,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weftmesh/weft/internal/testutil"
+	"github.com/weftmesh/weft/internal/testutil/golden"
 )
 
 // kernelMap reads the pinned map as an operator would, with bpftool: for each prefix the bytes of key and value, and what
@@ -93,22 +93,13 @@ func prefixOf(t *testing.T, key string) string {
 // vectors are the recorded bytes of Cilium's own map, by prefix and then by value, since one prefix is there twice.
 func vectors(t *testing.T) map[string]string {
 	t.Helper()
-	f, err := os.Open("testdata/bpf-ipcache-v2.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
 	all := make(map[string]string)
-	for s := bufio.NewScanner(f); s.Scan(); {
-		var v struct {
-			Prefix string
-			Key    string `json:"key_hex"`
-			Value  string `json:"value_hex"`
-			Text   string `json:"cilium_value_string"`
-		}
-		if err := json.Unmarshal(s.Bytes(), &v); err != nil {
-			t.Fatal(err)
-		}
+	for _, v := range golden.Lines[struct {
+		Prefix string
+		Key    string `json:"key_hex"`
+		Value  string `json:"value_hex"`
+		Text   string `json:"cilium_value_string"`
+	}](t, "bpf-ipcache-v2.jsonl") {
 		all[v.Prefix+" "+v.Text] = v.Key + " " + v.Value
 	}
 	return all

@@ -154,12 +154,25 @@ func (a *agent) addDatapath() (err error) {
 		BPFFS: a.cfg.bpffs, Devices: a.cfg.devices, RoutingMode: datapath.RoutingMode(a.cfg.routingMode),
 		MaxEntries: a.cfg.maxEntries, ClusterName: a.cfg.clusterName, NodeName: a.cfg.nodeName, NodeIPs: a.cfg.nodeIPs,
 		DualStack: a.dualStack(), Underlay6: a.underlay6(), FlowSample: a.cfg.flowSample, Layout: a.cfg.layout,
-		IPs: a.ips, Nodes: a.nodes, Listed: a.mesh.Listed, Log: a.log.With("task", "datapath"),
+		LocalPodCIDRs: a.self.PodCIDRs(), IPs: a.ips, Nodes: a.nodes, Listed: a.listed, Log: a.log.With("task", "datapath"),
 	})
 	if err == nil {
 		a.tasks = append(a.tasks, a.datapath)
 	}
 	return err
+}
+
+// listed reports whether all who claim for a cluster, or for any if id is 0, have been heard: the mesh, and for our own
+// cluster the files that declare workloads, too.
+func (a *agent) listed(id identity.ClusterID) bool {
+	if id == 0 || id == identity.ClusterID(a.cfg.clusterID) {
+		select {
+		case <-a.endpoints.Ready():
+		default:
+			return false
+		}
+	}
+	return a.mesh.Listed(id)
 }
 
 // close releases what newAgent opened. Tasks have ended before.

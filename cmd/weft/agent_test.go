@@ -22,6 +22,7 @@ import (
 
 	"github.com/weftmesh/weft/api"
 	"github.com/weftmesh/weft/internal/testutil"
+	recorded "github.com/weftmesh/weft/internal/testutil/golden"
 	"github.com/weftmesh/weft/node"
 )
 
@@ -177,7 +178,7 @@ func TestAgent(t *testing.T) {
 		return
 	}
 	west := testutil.StartEtcd(t)
-	west.Load(t, "../../test/testdata/kvstore-state-west.jsonl")
+	west.Load(t, recorded.Path(t, "kvstore-state-west.jsonl"))
 	s := newSite(t)
 	agent := startAgent(t, "--config", s.config)
 

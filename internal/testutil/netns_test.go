@@ -6,6 +6,8 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -36,8 +38,16 @@ func TestNetNSIsItsOwn(t *testing.T) {
 	if len(links) != 1 || links[0].Name != "lo" || links[0].Flags&net.FlagUp == 0 {
 		t.Errorf("links of a fresh namespace: %+v, want lo alone, up", links)
 	}
-	if out, err := exec.Command("ip", "netns", "exec", ns.Name(), "true").CombinedOutput(); err != nil {
-		t.Errorf("ip netns exec %s: %v: %s", ns.Name(), err, out)
+	var child string
+	ns.Do(t, func() {
+		out, err := exec.Command("stat", "-L", "-c", "%i", "/proc/self/ns/net").Output()
+		if err != nil {
+			t.Error(err)
+		}
+		child = strings.TrimSpace(string(out))
+	})
+	if want := strconv.FormatUint(inside, 10); child != want {
+		t.Errorf("a process started inside is in namespace %s, want %s", child, want)
 	}
 }
 
