@@ -101,8 +101,8 @@ func (l *lab) countIdentified(node string) (map[peerCount]uint64, error) {
 	return counts, nil
 }
 
-// showCrash kills the agent of east-1 under traffic in both directions, starts it again, and compares what was sent with what
-// arrived and with what the kernel identified.
+// showCrash kills the agent of east-1 under traffic in both directions, starts it again, and compares what was sent with
+// what arrived and with what the kernel identified.
 func (d *demo) showCrash(ctx context.Context) error {
 	objects, err := d.readPinned(ctx, "east-1")
 	if err != nil {
@@ -116,8 +116,8 @@ func (d *demo) showCrash(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.say("  traffic: east-1/web ⇄ west-1/web, UDP, %d packets/s each way; east-1/db → west-1/db → east-1/db, TCP, %d KiB/s",
-		packetsPerSecond, blockSize*blocksPerSecond/1024)
+	d.say("  traffic: UDP between east-1/web and west-1/web, %d packets/s each way;", packetsPerSecond)
+	d.say("           TCP from east-1/db to west-1/db and back, %d KiB/s", blockSize*blocksPerSecond/1024)
 	crash := d.crash(ctx, t)
 	if err := errors.Join(crash, t.end()); err != nil {
 		return err
@@ -195,7 +195,7 @@ func (d *demo) showCounts(t *traffic, before, after map[peerCount]uint64) error 
 	if err := t.blocks.lost(); err != nil {
 		return err
 	}
-	d.done("TCP %s → %s → back: %d blocks sent, %d returned unchanged, on one connection",
+	d.done("TCP %s → %s and back: %d blocks sent, %d returned unchanged, on one connection",
 		t.blocks.from.path(), t.blocks.to.path(), t.blocks.sent.Load(), t.blocks.returned.Load())
 	return nil
 }

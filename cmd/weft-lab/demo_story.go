@@ -71,7 +71,8 @@ func (d *demo) showRequest(ctx context.Context, from podPlan, protocol string, t
 	}); err != nil {
 		return fmt.Errorf("from %s: %w", from.path(), err)
 	}
-	d.done("%-10s %s %-22s answer: %s (%.1f ms)", from.path(), strings.ToUpper(protocol), to, answer, milliseconds(time.Since(start)))
+	d.done("%-10s %s %-22s answer: %s (%.1f ms)",
+		from.path(), strings.ToUpper(protocol), to, answer, milliseconds(time.Since(start)))
 	return nil
 }
 
@@ -94,7 +95,8 @@ func (d *demo) showMap(ctx context.Context) error {
 		}
 		d.quote(abridgeEntry(entry, addr.Is6()))
 	}
-	d.quote(fmt.Sprintf("… and %d entries more; in an entry, … stands for another view of the same bytes", len(entries)-len(shown)))
+	d.quote(fmt.Sprintf("… and %d entries more; in an entry, … stands for another view of the same bytes",
+		len(entries)-len(shown)))
 	return nil
 }
 
@@ -122,7 +124,7 @@ func (d *demo) showChange(ctx context.Context) error {
 	if err := d.declarePod(cache); err != nil {
 		return err
 	}
-	if err := d.followed(ctx, start, "added", cache, true); err != nil {
+	if err := d.followed(ctx, start, "added: its file in endpoints/ is written", cache, true); err != nil {
 		return err
 	}
 	db := d.db["west-2"]
@@ -130,12 +132,12 @@ func (d *demo) showChange(ctx context.Context) error {
 	if err := d.withdrawPod(db); err != nil {
 		return err
 	}
-	return d.followed(ctx, start, "removed", db, false)
+	return d.followed(ctx, start, "removed: its file in endpoints/ is gone", db, false)
 }
 
 // followed waits until every kernel of east has, or has no longer, the addresses of a pod.
 func (d *demo) followed(ctx context.Context, start time.Time, what string, p podPlan, present bool) error {
-	d.say("  %s %s: %s %s", p.path(), what, filepath.Base(d.podFile(p)), map[bool]string{true: "written", false: "removed"}[present])
+	d.say("  %s %s", p.path(), what)
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	for _, n := range d.Clusters[0].Nodes {
@@ -154,7 +156,7 @@ func (d *demo) followed(ctx context.Context, start time.Time, what string, p pod
 		}
 		elapsed := time.Since(start)
 		if elapsed > changeLimit {
-			return fmt.Errorf("the kernel of %s followed after %.1f s, want at most %.0f s", n.Name, elapsed.Seconds(), changeLimit.Seconds())
+			return fmt.Errorf("the kernel of %s followed after %.1f s, want at most %s", n.Name, elapsed.Seconds(), changeLimit)
 		}
 		d.done("the kernel of %s has followed after %.0f ms", n.Name, milliseconds(elapsed))
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -54,7 +55,8 @@ func newEtcdCommand() *cobra.Command {
 }
 
 // config returns the server's configuration: small files without fsync, since a lab may lose its data with its machine,
-// and a token of its own, without which two etcds made alike would have one cluster id.
+// and a token of its own, without which all etcds made alike would have one cluster id. Where there is data already, its
+// cluster id stays.
 func (s etcdServer) config() (*embed.Config, error) {
 	client, err := url.Parse(s.listen)
 	if err != nil {
@@ -66,7 +68,7 @@ func (s etcdServer) config() (*embed.Config, error) {
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	cfg.InitialCluster = cfg.InitialClusterFromName(s.name)
-	cfg.InitialClusterToken = "weft-lab-" + s.name + "-" + s.dir
+	cfg.InitialClusterToken = rand.Text()
 	cfg.UnsafeNoFsync = true
 	cfg.LogLevel = "warn"
 	return cfg, nil

@@ -37,7 +37,8 @@ func newShellCommand(env *environment) *cobra.Command {
 		Short: "Open a shell in the network namespace of a node or a pod",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			fmt.Fprintf(cmd.ErrOrStderr(), "This shell is in the network namespace of %s; weft talks to that node's agent. Leave it with exit.\n", args[0])
+			fmt.Fprintf(cmd.ErrOrStderr(),
+				"This shell is in the network namespace of %s; weft talks to that node's agent. Leave it with exit.\n", args[0])
 			return env.become(args[0], []string{cmp.Or(os.Getenv("SHELL"), "/bin/sh")})
 		},
 	}

@@ -165,7 +165,8 @@ func (l *lab) checkOwner(dir *os.File) error {
 		return err
 	}
 	if owner != "" && owner != l.dir {
-		return fmt.Errorf("network namespaces %s-… belong to the lab in %s: give another --prefix, or --state-dir %s", l.Prefix, owner, owner)
+		return fmt.Errorf("network namespaces %s-… belong to the lab in %s: give another --prefix, or --state-dir %s",
+			l.Prefix, owner, owner)
 	}
 	if _, err := os.Stat(l.manifestFile()); !errors.Is(err, os.ErrNotExist) {
 		return err

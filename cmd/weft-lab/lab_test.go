@@ -34,7 +34,8 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	build := exec.Command("go", "build", "-o", dir+"/", "github.com/weftmesh/weft/cmd/weft", "github.com/weftmesh/weft/cmd/weft-lab")
+	const module = "github.com/weftmesh/weft"
+	build := exec.Command("go", "build", "-o", dir+"/", module+"/cmd/weft", module+"/cmd/weft-lab")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n%s", build, err, out)
 		return 1

@@ -76,7 +76,8 @@ namespace with an agent of its own, its own BPF file system and two pods. It nee
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&env.stateDir, "state-dir", defaultStateDir, "directory of the lab's state")
-	flags.StringVar(&env.prefix, "prefix", "", "first part of the names of the lab's network namespaces (default: the running lab's, or "+defaultPrefix+")")
+	flags.StringVar(&env.prefix, "prefix", "",
+		"first part of the names of the lab's network namespaces (default: the running lab's, or "+defaultPrefix+")")
 	flags.StringVar(&env.weft, "weft", "", "the weft binary (default: the one beside weft-lab, else in PATH)")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	root.AddCommand(

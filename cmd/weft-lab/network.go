@@ -326,7 +326,8 @@ func weftRoutes(netNS string) ([]netip.Prefix, error) {
 		return nil, err
 	}
 	defer ns.close()
-	routes, err := ns.nl.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+	ours := &netlink.Route{Protocol: routeProtocol}
+	routes, err := ns.nl.RouteListFiltered(netlink.FAMILY_ALL, ours, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, fmt.Errorf("list routes in %s: %w", netNS, err)
 	}

@@ -177,7 +177,8 @@ func (s labStatus) print(w io.Writer, output string) error {
 }
 
 func (s labStatus) table(w io.Writer) error {
-	fmt.Fprintf(w, "lab in %s, namespaces %s-…, up since %s\n\n", s.StateDir, s.Prefix, s.Created.Format(time.DateTime+" UTC"))
+	since := s.Created.Format(time.DateTime + " UTC")
+	fmt.Fprintf(w, "lab in %s, namespaces %s-…, up since %s\n\n", s.StateDir, s.Prefix, since)
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(t, "NODE\tCLUSTER\tIP\tIPV6\tAGENT\tPID")
 	for _, n := range s.Nodes {
