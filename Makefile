@@ -21,7 +21,9 @@ DEBS := \
 	llvm-19=1:19.1.7-3~deb12u1
 
 # Packages that only `make test-kernels` needs.
-VM_DEBS := qemu-system-x86=1:7.2+dfsg-7+deb12u18+b3
+VM_DEBS := \
+	kmod=30+20221128-1 \
+	qemu-system-x86=1:7.2+dfsg-7+deb12u18+b3
 
 export CGO_ENABLED ?= 0
 

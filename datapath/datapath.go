@@ -121,6 +121,9 @@ func (d *Datapath) Run(ctx context.Context) error {
 	if err := checkPrivileges(); err != nil {
 		return err
 	}
+	if err := checkKernel(); err != nil {
+		return err
+	}
 	dir, err := openPinDir(d.cfg.BPFFS)
 	if err != nil {
 		return err

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,6 +42,17 @@ func checkPrivileges() error {
 		return fmt.Errorf("read capabilities: %w", err)
 	}
 	return missingCapabilities(uint64(data[0].Effective) | uint64(data[1].Effective)<<32)
+}
+
+// checkKernel returns an [ErrKernel] where the kernel has no tcx hooks, before anything is made that nobody would run.
+func checkKernel() error {
+	// A kernel that knows the hooks looks for the device first.
+	const noDevice = math.MaxInt32
+	_, err := link.QueryPrograms(link.QueryOptions{Target: noDevice, Attach: ebpf.AttachTCXIngress})
+	if errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return fmt.Errorf("%w: tcx hooks: weft needs Linux %s or newer, this is %s", ErrKernel, minKernel, kernelRelease())
 }
 
 // missingCapabilities judges a set of effective capabilities, bit n for capability n.

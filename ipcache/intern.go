@@ -91,15 +91,6 @@ func (m *metadata) get(ref uint32) (namespace, pod string) {
 	return string(rec[1 : 1+n]), string(rec[n+2:])
 }
 
-func (m *metadata) is(ref uint32, namespace, pod string) bool {
-	if ref == 0 || namespace == "" && pod == "" {
-		return ref == 0 && namespace == "" && pod == ""
-	}
-	rec := m.raw(ref)
-	n := int(rec[0])
-	return string(rec[1:1+n]) == clip(namespace) && string(rec[n+2:]) == clip(pod)
-}
-
 func (m *metadata) release(ref uint32) {
 	if ref != 0 {
 		m.dead += len(m.raw(ref))

@@ -82,12 +82,6 @@ func command(t *testing.T, name string, args ...string) []byte {
 	return out
 }
 
-// weft runs a command of the CLI against the host's agent.
-func (h host) weft(t *testing.T, args ...string) []byte {
-	t.Helper()
-	return command(t, os.Getenv(weftEnv), append(args, "--api-socket", h.socket)...)
-}
-
 // agent is a running agent.
 type agent struct {
 	cmd *exec.Cmd
