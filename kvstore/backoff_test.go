@@ -4,6 +4,7 @@ package kvstore
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -78,6 +79,32 @@ func TestBackoffWaitEndsWithContext(t *testing.T) {
 		}
 		if got := time.Since(begin); got != time.Millisecond {
 			t.Errorf("it took %v", got)
+		}
+	})
+}
+
+// A server that is connected and does not answer is given up; the time that a
+// consumer takes is not the server's.
+// lesson: E5
+func TestWatchdog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, w := newWatchdog(t.Context(), silence)
+		defer w.stop()
+		for range 3 {
+			w.waiting()
+			time.Sleep(silence - 1)
+			w.busy()
+			time.Sleep(time.Hour)
+		}
+		synctest.Wait()
+		if ctx.Err() != nil {
+			t.Fatalf("it ended: %v", context.Cause(ctx))
+		}
+		w.waiting()
+		time.Sleep(silence)
+		synctest.Wait()
+		if err := w.explain(ctx.Err()); !errors.Is(err, errSilent) {
+			t.Errorf("error %v", err)
 		}
 	})
 }

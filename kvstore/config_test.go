@@ -3,8 +3,6 @@
 package kvstore
 
 import (
-	"bytes"
-	"encoding/json"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/weftmesh/weft/internal/testutil/golden"
 )
 
 type goldenConfig struct {
@@ -25,19 +25,7 @@ type goldenConfig struct {
 // goldenConfigs are files and what Cilium 1.20 makes of them.
 func goldenConfigs(t testing.TB) []goldenConfig {
 	t.Helper()
-	content, err := os.ReadFile("testdata/config-files.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []goldenConfig
-	for line := range bytes.Lines(content) {
-		var g goldenConfig
-		if err := json.Unmarshal(line, &g); err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, g)
-	}
-	return all
+	return golden.Lines[goldenConfig](t, "config-files.jsonl")
 }
 
 func TestConfigGolden(t *testing.T) {

@@ -14,7 +14,7 @@ var errIndexFull = errors.New("too many keys under one prefix: more than 2 GiB o
 
 // index remembers for each key the revision that was last applied to it. It is
 // a hash table of its own making because of its size: a node follows millions
-// of keys, and this takes about 28 bytes and the key's own text for one, in a
+// of keys, and this takes about 30 bytes and the key's own text for one, in a
 // few thousand objects that the garbage collector need not look into.
 //
 // A deleted key stays, as its own tombstone, until the table is rebuilt, so

@@ -172,6 +172,14 @@ func (r *recorder) is(t testing.TB, want map[string]string) {
 	r.check(t)
 }
 
+// awaitStart runs w through c until it follows want live.
+func (r *recorder) awaitStart(t testing.TB, w *Watcher, c *Client, want map[string]string) {
+	t.Helper()
+	start(t, func(ctx context.Context) error { return w.Run(ctx, c) })
+	r.is(t, want)
+	awaitLive(t, w)
+}
+
 // check fails the test if something happened that never must.
 func (r *recorder) check(t testing.TB) {
 	t.Helper()

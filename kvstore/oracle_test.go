@@ -33,6 +33,7 @@ func TestWatcherOracle(t *testing.T) {
 		r := newRecorder()
 		w := NewWatcher("p/", r.deliver)
 		c := mustDial(t, e, edit, g.use)
+		impatient(c)
 		run := start(t, func(ctx context.Context) error { return w.Run(ctx, c) })
 		rests := 0
 		for end := time.Now().Add(oracleTime); time.Now().Before(end); rests++ {

@@ -190,6 +190,56 @@ func TestWatcherMeetsAnotherEtcd(t *testing.T) {
 	})
 }
 
+// An etcd that lost its data may have the same cluster id. Its revision tells.
+// lesson: X3, E3
+func TestWatcherMeetsAWipedEtcd(t *testing.T) {
+	e := testutil.StartEtcd(t)
+	want := fill(t, e, 30)
+	r := newRecorder()
+	w := NewWatcher("p/", r.deliver)
+	first := mustDial(t, e)
+	run := start(t, func(ctx context.Context) error { return w.Run(ctx, first) })
+	r.is(t, want)
+	awaitLive(t, w)
+	r.take()
+
+	e.Wipe(t)
+	if err := run.wait(t); !errors.Is(err, ErrHistoryChanged) {
+		t.Fatalf("Run returned %v", err)
+	}
+	if events := r.take(); events != nil || w.Len() != len(want) {
+		t.Errorf("%d keys are known, after events %q", w.Len(), events)
+	}
+	r.otherHistory()
+	e.Put(t, "p/k0003", "other")
+	second := mustDial(t, e)
+	start(t, func(ctx context.Context) error { return w.Run(ctx, second) })
+	r.is(t, map[string]string{"k0003": "other"})
+}
+
+// Neither cluster id nor revision tell when a wiped etcd was filled beyond
+// where the old one was: then its keys do. A watch that was simply resumed
+// would miss what happened before.
+// lesson: X3, E3
+func TestWatcherMeetsARefilledEtcd(t *testing.T) {
+	e := testutil.StartEtcd(t)
+	g := newGate(t, e)
+	r := newRecorder()
+	w := NewWatcher("p/", r.deliver)
+	r.awaitStart(t, w, mustDial(t, e, g.use), fill(t, e, 30))
+	g.shut()
+	e.Wipe(t)
+	r.otherHistory()
+	want := make(map[string]string)
+	for i := range 40 { // in another order, and with other values at the same revisions
+		key := fmt.Sprintf("k%04d", (i*7+3)%50)
+		e.Put(t, "p/"+key, fmt.Sprint("new", i))
+		want[key] = fmt.Sprint("new", i)
+	}
+	g.open()
+	r.is(t, want)
+}
+
 // A later run continues with what an earlier one knew, through another client.
 func TestWatcherRunsAgain(t *testing.T) {
 	e := testutil.StartEtcd(t)

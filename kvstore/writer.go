@@ -91,6 +91,7 @@ type record struct {
 	value  []byte
 	said   uint64 // when it was last said, in order
 	queued bool
+	taken  bool // a request about it is under way
 	err    error
 
 	// lease is the one under which the key was last tried to be put, nil if
@@ -153,7 +154,7 @@ func (w *Writer) want(key string, to intent, value []byte) {
 	}
 	w.said++
 	r.intent, r.value, r.said, r.err = to, bytes.Clone(value), w.said, nil
-	if to == intendDelete && !r.mayExist() {
+	if to == intendDelete && !r.mayExist() && !r.taken {
 		w.forget(key, r)
 		return
 	}
@@ -179,6 +180,7 @@ func (w *Writer) enqueue(key string, r *record) {
 func (w *Writer) forget(key string, r *record) {
 	r.release()
 	delete(w.records, key)
+	w.checkReady()
 }
 
 // release gives up the key's place in its lease. The caller holds mu.
@@ -205,7 +207,7 @@ func (w *Writer) Status() WriterStatus {
 		if r.intent != intendDelete {
 			s.Keys++
 		}
-		if r.queued {
+		if r.queued || r.taken {
 			s.Pending++
 		}
 		if r.err != nil {
@@ -311,7 +313,7 @@ func (w *Writer) checkReady() {
 		return
 	}
 	for _, r := range w.records {
-		missing := r.queued || r.err != nil && !errors.Is(r.err, ErrExists)
+		missing := r.queued || r.taken || r.err != nil && !errors.Is(r.err, ErrExists)
 		if missing && r.said <= w.awaited {
 			return
 		}

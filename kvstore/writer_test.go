@@ -268,6 +268,32 @@ func TestWriterDeletesOnlyItsOwn(t *testing.T) {
 	}
 }
 
+// A key that is deleted while the request to create it is under way is created
+// and then deleted, and one that was there before is left.
+func TestWriterDeletesWhatIsBeingCreated(t *testing.T) {
+	e := testutil.StartEtcd(t)
+	e.Put(t, "p/theirs", "")
+	w := NewWriter(mustDial(t, e), WriterConfig{})
+	w.Create("p/a", []byte("1"))
+	w.Create("p/theirs", nil)
+	batch, err := w.take(t.Context())
+	if err != nil || len(batch) != 2 {
+		t.Fatalf("took %v, %v", batch, err)
+	}
+	w.Delete("p/a")
+	w.Delete("p/theirs")
+	if err := w.write(t.Context(), batch); err != nil {
+		t.Fatal(err)
+	}
+	holds(t, e, map[string]string{"a": "1", "theirs": ""})
+	start(t, w.Run)
+	holds(t, e, map[string]string{"theirs": ""})
+	settled(t, w)
+	if len(w.records) != 0 {
+		t.Errorf("%d records are left", len(w.records))
+	}
+}
+
 // What is said while etcd is down is done when it is back.
 func TestWriterRemembersThroughAnOutage(t *testing.T) {
 	e := testutil.StartEtcd(t)

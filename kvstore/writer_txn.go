@@ -57,6 +57,10 @@ func (w *Writer) takeQueued() (batch []write, leaseless bool) {
 	taken, size := 0, 0
 	for _, key := range w.queue {
 		r := w.records[key]
+		if r != nil && r.intent == intendDelete && !r.mayExist() {
+			w.forget(key, r) // its creation, under way when it was said, came to nothing
+			r = nil
+		}
 		if r == nil || !r.queued { // deleted before it was ever written
 			taken++
 			continue
@@ -72,7 +76,7 @@ func (w *Writer) takeQueued() (batch []write, leaseless bool) {
 			}
 			r.lease.keys++
 		}
-		r.queued = false
+		r.queued, r.taken = false, true
 		batch = append(batch, write{key: key, intent: r.intent, value: r.value, said: r.said, lease: r.lease, made: r.made})
 		taken++
 	}
@@ -192,6 +196,7 @@ func (w *Writer) settle(x write, resp *etcdserverpb.TxnResponse, err error) {
 	if r == nil {
 		return
 	}
+	r.taken = false
 	switch {
 	case err != nil:
 		if x.intent == intendSet && !r.held && r.lease == x.lease {
@@ -233,7 +238,12 @@ func (w *Writer) requeue(batch []write) {
 	defer w.mu.Unlock()
 	var keys []string
 	for _, x := range batch {
-		if r := w.records[x.key]; r != nil && !r.queued {
+		r := w.records[x.key]
+		if r == nil {
+			continue
+		}
+		r.taken = false
+		if !r.queued {
 			r.queued = true
 			keys = append(keys, x.key)
 		}
