@@ -76,7 +76,7 @@ test-kernels: deps ## run the kernel tests under Debian's own kernels in QEMU (K
 	go run ./test/kernels $(KERNELS)
 
 mechanisms: ## print the mechanisms that no test names yet
-	@named=$$(git grep -hoE '// mechanism:.*' -- '*_test.go' | cut -d: -f2 | tr ' ' '\n' | sort -u); \
+	@named=$$(git grep -hoE '// mechanism:.*' -- '*_test.go' | cut -d: -f2 | tr -s ' ,' '\n' | sort -u); \
 		grep -v '^#' test/mechanisms.txt | while read -r id what; do \
 			grep -qx "$$id" <<<"$$named" || echo "$$id $$what"; done; \
 		unknown=$$(comm -23 <(grep . <<<"$$named") <(grep -v '^#' test/mechanisms.txt | cut -d' ' -f1 | sort -u)); \
