@@ -95,7 +95,7 @@ func (t *Table) compact() {
 		}
 		t.compacted = max(t.compacted, p.rev)
 		t.unorder(&t.slots, r)
-		t.index.remove(&t.slots, r)
+		t.index.remove(p.prefixKey(), r)
 		t.slots.release(r)
 		t.tombstones--
 	}
@@ -104,16 +104,14 @@ func (t *Table) compact() {
 	}
 }
 
-// compactNames copies the names that are in use into a block of their own.
+// compactNames copies the names that are in use into blocks of their own.
 func (t *Table) compactNames() {
 	old := t.meta
-	t.meta = metadata{buf: append(make([]byte, 0, len(old.buf)-old.dead+len(old.buf)/8), 0)}
+	t.meta = metadata{}
 	for head := t.oldest; head != 0; head = t.slots.at(head).newer {
 		for r := head; r != 0; r = t.slots.at(r).next {
 			if s := t.slots.at(r); s.meta != 0 {
-				rec := old.raw(s.meta)
-				s.meta = uint32(len(t.meta.buf))
-				t.meta.buf = append(t.meta.buf, rec...)
+				s.meta = t.meta.copy(old.raw(s.meta))
 			}
 		}
 	}

@@ -3,6 +3,7 @@
 package ipcache
 
 import (
+	"encoding/binary"
 	"math/bits"
 	"math/rand/v2"
 	"net/netip"
@@ -85,16 +86,24 @@ func (s *slab) release(r slotRef) {
 // capacity is the number of slots that memory is held for.
 func (s *slab) capacity() int { return len(s.chunks) * slabChunk }
 
-// index finds the head of a prefix: open addressing with linear probing over slot numbers. The hash is seeded, since
-// the addresses come from strangers.
+// index finds the head of a prefix: open addressing with linear probing. The hash is seeded, since the addresses come
+// from strangers. A cell holds the slot and, above it, 32 bits of the hash, which place the cell and tell most strangers
+// apart: slots lie all over the memory, and a look at one that is not ours is what costs.
 type index struct {
-	cells []slotRef
+	cells []cell
 	live  int
 	seed  [2]uint64
 }
 
+type cell uint64
+
+func makeCell(hash uint32, r slotRef) cell { return cell(hash)<<32 | cell(r) }
+
+func (c cell) hash() uint32  { return uint32(c >> 32) }
+func (c cell) slot() slotRef { return slotRef(c) }
+
 func newIndex() index {
-	return index{cells: make([]slotRef, 64), seed: [2]uint64{rand.Uint64(), rand.Uint64()}}
+	return index{cells: make([]cell, 64), seed: [2]uint64{rand.Uint64(), rand.Uint64()}}
 }
 
 // prefixKey is what the index compares.
@@ -126,63 +135,58 @@ func (s *slot) prefix() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte(s.addr[:4])), int(s.bits))
 }
 
-func (x *index) hash(k prefixKey) uint64 {
-	hi := le64(k.addr[:8]) ^ x.seed[0]
-	lo := le64(k.addr[8:]) ^ x.seed[1] ^ uint64(k.bits)<<56
+func (x *index) hash(k prefixKey) uint32 {
+	hi := binary.LittleEndian.Uint64(k.addr[:8]) ^ x.seed[0]
+	lo := binary.LittleEndian.Uint64(k.addr[8:]) ^ x.seed[1] ^ uint64(k.bits)<<56
 	if k.v6 {
 		lo ^= 1 << 48
 	}
 	h, l := bits.Mul64(hi, lo|1)
 	h2, l2 := bits.Mul64(h^l^lo, 0x9e3779b97f4a7c15)
-	return h2 ^ l2 ^ hi>>32
-}
-
-func le64(b []byte) uint64 {
-	_ = b[7]
-	return uint64(b[0]) | uint64(b[1])<<8 | uint64(b[2])<<16 | uint64(b[3])<<24 |
-		uint64(b[4])<<32 | uint64(b[5])<<40 | uint64(b[6])<<48 | uint64(b[7])<<56
+	mixed := h2 ^ l2 ^ hi
+	return uint32(mixed ^ mixed>>32)
 }
 
 // find returns the head of k, or 0.
 func (x *index) find(s *slab, k prefixKey) slotRef {
-	mask := uint64(len(x.cells) - 1)
-	for i := x.hash(k) & mask; x.cells[i] != 0; i = (i + 1) & mask {
-		if s.at(x.cells[i]).prefixKey() == k {
-			return x.cells[i]
+	mask, hash := uint32(len(x.cells)-1), x.hash(k)
+	for i := hash & mask; x.cells[i] != 0; i = (i + 1) & mask {
+		if c := x.cells[i]; c.hash() == hash && s.at(c.slot()).prefixKey() == k {
+			return c.slot()
 		}
 	}
 	return 0
 }
 
-// insert adds a head that the index does not hold.
-func (x *index) insert(s *slab, r slotRef) {
+// insert adds the head of k, which the index does not hold.
+func (x *index) insert(k prefixKey, r slotRef) {
 	if (x.live+1)*5 > len(x.cells)*4 {
 		old := x.cells
-		x.cells = make([]slotRef, 2*len(old))
-		for _, o := range old {
-			if o != 0 {
-				x.place(s, o)
+		x.cells = make([]cell, 2*len(old))
+		for _, c := range old {
+			if c != 0 {
+				x.place(c)
 			}
 		}
 	}
-	x.place(s, r)
+	x.place(makeCell(x.hash(k), r))
 	x.live++
 }
 
-func (x *index) place(s *slab, r slotRef) {
-	mask := uint64(len(x.cells) - 1)
-	i := x.hash(s.at(r).prefixKey()) & mask
+func (x *index) place(c cell) {
+	mask := uint32(len(x.cells) - 1)
+	i := c.hash() & mask
 	for x.cells[i] != 0 {
 		i = (i + 1) & mask
 	}
-	x.cells[i] = r
+	x.cells[i] = c
 }
 
-// remove takes out a head that the index holds, and closes the gap so that probes need no marks of what was.
-func (x *index) remove(s *slab, r slotRef) {
-	mask := uint64(len(x.cells) - 1)
-	i := x.hash(s.at(r).prefixKey()) & mask
-	for x.cells[i] != r {
+// remove takes out the head r of k, and closes the gap so that probes need no marks of what was.
+func (x *index) remove(k prefixKey, r slotRef) {
+	mask, hash := uint32(len(x.cells)-1), x.hash(k)
+	i := hash & mask
+	for x.cells[i] != makeCell(hash, r) {
 		i = (i + 1) & mask
 	}
 	for j := i; ; {
@@ -190,7 +194,7 @@ func (x *index) remove(s *slab, r slotRef) {
 		if x.cells[j] == 0 {
 			break
 		}
-		home := x.hash(s.at(x.cells[j]).prefixKey()) & mask
+		home := x.cells[j].hash() & mask
 		if (j-home)&mask >= (j-i)&mask {
 			x.cells[i] = x.cells[j]
 			i = j
