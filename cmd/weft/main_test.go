@@ -190,7 +190,7 @@ func labStatus(healthy bool) api.Status {
 	if !healthy {
 		s.Clusters = append(s.Clusters, api.Cluster{
 			Name: "south", State: "failed", Since: testNow.Add(-5 * time.Second), ConfigFile: "/etc/weft/clustermesh/south",
-			ConfigError: "yaml: line 3: did not find expected key",
+			ConfigError: "/etc/weft/clustermesh/south: parse: yaml: line 3: did not find expected key",
 		})
 		s.Endpoints.Errors = []api.ConfigError{{File: "/etc/weft/endpoints/b.yaml", Line: 4, Message: `unknown field "ipp"`}}
 		s.Datapath.Devices = append(s.Datapath.Devices, api.Device{Name: "eth9", Error: "no such device"})

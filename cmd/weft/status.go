@@ -162,10 +162,12 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 			c.Synced["nodes"], c.Synced["ips"], c.Synced["identities"], c.Synced["services"])
 	}
 	if c.ConfigError != "" {
-		p.branch("config %s: %s", c.ConfigFile, c.ConfigError)
+		p.branch("config: %s", c.ConfigError) // which names the file
 	}
 	p.rejections(c)
-	p.lastError(c.LastError, c.LastErrorAt)
+	if c.LastError != c.ConfigError {
+		p.lastError(c.LastError, c.LastErrorAt)
+	}
 }
 
 func (p *statusPrinter) rejections(c *api.Cluster) {
