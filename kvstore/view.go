@@ -69,8 +69,10 @@ type view struct {
 	known index
 	seed  maphash.Seed // of the values' digests
 
-	at      position // all that happened up to here is applied; revision 0: nothing is
-	listing position // of the list under way
+	at position // all that happened up to here is applied; revision 0: nothing is
+	// listing is the position of the last list, complete or not: the keys that
+	// are known come from its history.
+	listing position
 	// floor is the revision that the present watch began after. Events up to
 	// it are echoes, which some versions of etcd send.
 	floor int64
@@ -88,13 +90,17 @@ func newView(prefix string, deliver func([]Event)) *view {
 // beginList starts a list at head: every key known is stale until it appears.
 // It returns ErrHistoryChanged when the history is shorter than it was.
 func (v *view) beginList(head position) error {
-	if head.cluster == v.at.cluster && head.revision < v.at.revision {
-		err := fmt.Errorf("%w: list %s: revision %d, before %d", ErrHistoryChanged, v.prefix, head.revision, v.at.revision)
+	seen := v.listing.revision
+	if v.at.cluster == v.listing.cluster {
+		seen = max(seen, v.at.revision)
+	}
+	switch {
+	case head.cluster != v.listing.cluster:
+		v.known.forgetRevisions()
+	case head.revision < seen:
+		err := fmt.Errorf("%w: list %s: revision %d, before %d", ErrHistoryChanged, v.prefix, head.revision, seen)
 		v.abandon()
 		return err
-	}
-	if head.cluster != v.at.cluster {
-		v.known.forgetRevisions()
 	}
 	v.known.markStale()
 	v.listing = head
@@ -238,7 +244,7 @@ func (v *view) insert(key []byte, revision int64, digest uint32) (*entry, error)
 // abandon gives up the history: what is known stays, and is stale.
 func (v *view) abandon() {
 	v.known.forgetRevisions()
-	v.at = position{}
+	v.at, v.listing = position{}, position{}
 }
 
 // drain emits Deleted for all that is known, and forgets it.
@@ -247,7 +253,7 @@ func (v *view) drain() {
 		v.emit(Event{Kind: Deleted, Key: v.known.key(e), Revision: e.revision()})
 	}
 	v.flush()
-	v.known, v.at, v.floor = index{}, position{}, 0
+	v.known, v.at, v.listing, v.floor = index{}, position{}, position{}, 0
 }
 
 func (v *view) emit(e Event) {

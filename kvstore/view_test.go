@@ -74,6 +74,29 @@ func TestViewListThenWatch(t *testing.T) {
 	}
 }
 
+// What a first list brought before it broke is not delivered again by the next one of the same history, and a history that
+// is shorter than what it showed is another one.
+func TestViewFirstListBreaks(t *testing.T) {
+	m := newMirror()
+	if err := m.beginList(position{1, 10}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.listed([]*keyValue{kv("a", "1", 3), kv("b", "1", 4)}); err != nil {
+		t.Fatal(err)
+	}
+	m.expect(t, "created a=1", "created b=1")
+	m.mustList(t, position{1, 12}, kv("a", "1", 3), kv("c", "1", 11))
+	m.expect(t, "created c=1", "deleted b", "synced")
+
+	m = newMirror()
+	if err := m.beginList(position{1, 10}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.beginList(position{1, 9}); !errors.Is(err, ErrHistoryChanged) {
+		t.Errorf("a list at revision 9 after one at 10: %v, want %v", err, ErrHistoryChanged)
+	}
+}
+
 // A relist delivers what is different, deletions last, and then Synced.
 // lesson: X1
 func TestViewRelistDeliversDifferences(t *testing.T) {
