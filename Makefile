@@ -13,6 +13,7 @@ BIN     := bin
 DEBS := \
 	bpftool=7.1.0+6.1.192-2 \
 	clang-19=1:19.1.7-3~deb12u1 \
+	etcd-server=3.4.23-4+b4 \
 	gcc=4:12.2.0-3 \
 	iproute2=6.1.0-3 \
 	libbpf-dev=1:1.1.2-0+deb12u1 \
@@ -27,7 +28,7 @@ VM_DEBS := \
 
 export CGO_ENABLED ?= 0
 
-.PHONY: help deps build demo test check generate bench fuzz lab test-kernels mechanisms clean
+.PHONY: help deps build demo test test-faults check generate bench fuzz lab test-kernels mechanisms clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +49,9 @@ lab: deps build ## build the two-cluster lab and leave it up to play with
 
 test: deps ## run every test with the race detector
 	CGO_ENABLED=1 go test -race -count=1 -timeout 15m ./...
+
+test-faults: deps ## run kvstore's fault tests to their full figures (at most 15 minutes)
+	WEFT_TEST_FAULTS=1 CGO_ENABLED=1 go test -race -count=1 -run '^(TestFault|TestWatcherOracle)' -timeout 15m ./kvstore
 
 check: deps ## gofmt, vet, staticcheck, tidy, generated files unchanged, architecture
 	@out=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); [ -z "$$out" ] || { echo "gofmt would change: $$out"; exit 1; }
