@@ -88,11 +88,11 @@ func TestBackoffWaitEndsWithContext(t *testing.T) {
 // lesson: E5
 func TestWatchdog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, w := newWatchdog(t.Context(), silence)
+		ctx, w := newWatchdog(t.Context(), defaultLivenessTimeout)
 		defer w.stop()
 		for range 3 {
 			w.waiting()
-			time.Sleep(silence - 1)
+			time.Sleep(defaultLivenessTimeout - 1)
 			w.busy()
 			time.Sleep(time.Hour)
 		}
@@ -101,7 +101,7 @@ func TestWatchdog(t *testing.T) {
 			t.Fatalf("it ended: %v", context.Cause(ctx))
 		}
 		w.waiting()
-		time.Sleep(silence)
+		time.Sleep(defaultLivenessTimeout)
 		synctest.Wait()
 		if err := w.explain(ctx.Err()); !errors.Is(err, errSilent) {
 			t.Errorf("error %v", err)
@@ -111,7 +111,7 @@ func TestWatchdog(t *testing.T) {
 
 // lesson: E14
 func TestDialerTakesTurns(t *testing.T) {
-	d := newDialer(nil, nil, nil)
+	d := newDialer(nil, nil)
 	if wait := d.turn("a:1"); wait != 0 {
 		t.Errorf("the first attempt waits %v", wait)
 	}

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -52,7 +51,9 @@ const requestTimeout = 25 * time.Second
 type KV struct {
 	Key      string
 	Value    []byte
-	Revision int64 // ModRevision: when it was last written
+	Revision int64   // ModRevision: when it was last written
+	Version  int64   // how often it was written since it was created
+	Lease    LeaseID // 0: it has none
 }
 
 // Client is a connection to one etcd. It connects and reconnects by itself, as
@@ -63,7 +64,10 @@ type Client struct {
 	etcd    *clientv3.Client
 	dialer  *dialer
 	history *history
-	status  clientStatus
+	limiter *limiter
+	prober  *prober
+	status  *clientStatus
+	turns   turns
 
 	// pagedOnly is set when the server does not know streamed ranges, until
 	// the next connection.
@@ -77,9 +81,10 @@ func Dial(cfg Config, log *slog.Logger) (*Client, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	c := &Client{cfg: cfg, log: log}
-	c.history = &history{observer: &c.status}
-	c.dialer = newDialer(cfg.HostAliases, c.connected, c.status.failed)
+	c := &Client{cfg: cfg, log: log, limiter: newLimiter(cfg), status: newClientStatus()}
+	c.prober = &prober{probe: c.Probe}
+	c.history = &history{observer: c.status}
+	c.dialer = newDialer(cfg.HostAliases, c)
 
 	creds, err := c.credentials()
 	if err != nil {
@@ -110,7 +115,7 @@ func (c *Client) credentials() (credentials.TransportCredentials, error) {
 	if !secure {
 		return insecure.NewCredentials(), nil
 	}
-	return &reloadingTLS{cfg: c.cfg, failed: c.status.failed}, nil
+	return &reloadingTLS{cfg: c.cfg, failed: c.status.failed, expire: c.status.expire}, nil
 }
 
 func (c *Client) dialOptions(creds credentials.TransportCredentials) []grpc.DialOption {
@@ -123,6 +128,9 @@ func (c *Client) dialOptions(creds credentials.TransportCredentials) []grpc.Dial
 			MinConnectTimeout: backoffMax + 2*dialTimeout,
 		}),
 	}
+	options = append(options,
+		grpc.WithChainUnaryInterceptor(c.prober.unary),
+		grpc.WithChainStreamInterceptor(c.prober.stream))
 	if c.cfg.Username != "" {
 		auth := newPasswordAuth(c.cfg.Username, c.cfg.Password)
 		options = append(options,
@@ -130,8 +138,8 @@ func (c *Client) dialOptions(creds credentials.TransportCredentials) []grpc.Dial
 			grpc.WithChainStreamInterceptor(auth.stream))
 	}
 	return append(options,
-		grpc.WithChainUnaryInterceptor(c.history.unary),
-		grpc.WithChainStreamInterceptor(c.history.stream))
+		grpc.WithChainUnaryInterceptor(c.limiter.unary, c.history.unary),
+		grpc.WithChainStreamInterceptor(c.limiter.stream, c.history.stream))
 }
 
 // callOptions are those of a call that bypasses clientv3's own methods.
@@ -139,13 +147,20 @@ func (c *Client) callOptions() []grpc.CallOption {
 	return []grpc.CallOption{grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(c.cfg.MaxMessageBytes)}
 }
 
+var _ dialObserver = (*Client)(nil)
+
 // connected is told by the dialer of each new connection.
-func (c *Client) connected(conn net.Conn, address string) {
+func (c *Client) connected(conn connection, address string) {
 	c.history.connected(conn)
 	c.pagedOnly.Store(false)
-	c.status.connected()
+	c.status.connected(conn)
+	c.prober.due.Store(true)
 	c.log.Debug("connected to etcd", "endpoint", address)
 }
+
+func (c *Client) disconnected(conn connection) { c.status.disconnected(conn) }
+
+func (c *Client) failed(err error) { c.status.failed(err) }
 
 // Close ends all connections; what is under way fails.
 func (c *Client) Close() error { return c.etcd.Close() }
@@ -161,7 +176,7 @@ func (c *Client) Get(ctx context.Context, key string) (kv KV, ok bool, err error
 	if len(resp.Kvs) == 0 {
 		return KV{}, false, nil
 	}
-	return KV{Key: key, Value: resp.Kvs[0].Value, Revision: resp.Kvs[0].ModRevision}, true, nil
+	return kvOf(resp.Kvs[0]), true, nil
 }
 
 // List reads all keys that begin with prefix, at one revision, which it
@@ -175,7 +190,7 @@ func (c *Client) List(ctx context.Context, prefix string) ([]KV, int64, error) {
 	var kvs []KV
 	err = c.list(ctx, prefix, at.revision, func(chunk []*keyValue) error {
 		for _, kv := range chunk {
-			kvs = append(kvs, KV{Key: string(kv.Key), Value: kv.Value, Revision: kv.ModRevision})
+			kvs = append(kvs, kvOf(kv))
 		}
 		return nil
 	})

@@ -105,7 +105,7 @@ func TestClientUsesHostAliases(t *testing.T) {
 // which has none, is taken from it.
 // lesson: X3
 func TestHistoryVerifiesEachConnection(t *testing.T) {
-	h := &history{observer: &clientStatus{}}
+	h := &history{observer: newClientStatus()}
 	a, b := connection{"l", "a"}, connection{"l", "b"}
 	steps := []struct {
 		conn connection
@@ -139,6 +139,8 @@ func TestHistoryVerifiesEachConnection(t *testing.T) {
 // impatient has a client dial again after the least of pauses, for tests that
 // break its connections more often than any server would.
 func impatient(c *Client) {
+	c.dialer.mu.Lock()
+	defer c.dialer.mu.Unlock()
 	for _, ep := range c.cfg.Endpoints {
 		_, address, _ := strings.Cut(ep, "://")
 		c.dialer.attempts[address] = &backoff{rand: func() float64 { return 0 }}

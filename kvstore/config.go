@@ -4,6 +4,7 @@ package kvstore
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -21,6 +22,10 @@ const (
 	defaultKeepAliveTimeout  = 25 * time.Second
 	defaultPageSize          = 10_000
 	defaultMaxMessageBytes   = 64 << 20
+	defaultQPS               = 20
+	defaultBootstrapQPS      = 10_000
+	defaultLivenessTimeout   = 30 * time.Second
+	defaultCompareInterval   = 10 * time.Minute
 )
 
 // Config says which etcd to reach and how. The zero value of a field beyond
@@ -39,6 +44,9 @@ type Config struct {
 	InsecureTransport bool
 	// InsecureSkipVerify accepts any server certificate.
 	InsecureSkipVerify bool
+	// MinTLS is the lowest version of TLS that is spoken, "1.3" (the default)
+	// or "1.2".
+	MinTLS string
 
 	Username, Password string
 
@@ -50,7 +58,8 @@ type Config struct {
 	// unanswered for the other.
 	KeepAliveInterval, KeepAliveTimeout time.Duration
 
-	// PageSize is how many keys one request of a paged list asks for (10,000).
+	// PageSize is how many keys one request of a paged list asks for (10,000),
+	// and later ones up to five times as many while the answers come quickly.
 	// etcd counts the rest of the range for each page, so that small pages
 	// cost quadratically.
 	PageSize int64
@@ -59,6 +68,28 @@ type Config struct {
 
 	// MaxMessageBytes bounds one answer of the server (64 MiB).
 	MaxMessageBytes int
+
+	// QPS bounds the calls per second (20), each page of a list, each watch
+	// and each renewal of a lease being one, and Burst (QPS) those that may
+	// come at once after a while of rest. MaxInflight (QPS) bounds the calls
+	// that wait for their answer; a watch or a streamed list counts until it
+	// is open. BootstrapQPS takes the place of QPS and Burst while a Watcher
+	// makes its first list (10,000).
+	QPS, Burst, MaxInflight, BootstrapQPS int
+
+	// LivenessTimeout is how long a connected server may leave unanswered what
+	// it has the means to answer, before what waits is tried again (30 s).
+	LivenessTimeout time.Duration
+	// HeartbeatKey, where there is one, is a key that somebody in the cluster
+	// writes every minute; see FollowHeartbeat.
+	HeartbeatKey string
+	// CompareInterval is how often, on average, a Watcher compares what it
+	// knows with a list (10 min); negative: never.
+	CompareInterval time.Duration
+
+	// LockTTL is how long a lock or a leadership outlives a holder that died
+	// or was cut off (25 s), and LockTimeout how long Lock waits (1 min).
+	LockTTL, LockTimeout time.Duration
 }
 
 // HostAlias gives a host name of an endpoint its addresses.
@@ -67,8 +98,8 @@ type HostAlias struct {
 	IPs      []netip.Addr
 }
 
-// configFile is the file format: the YAML form of etcd's client configuration
-// and cilium-host-aliases. Of etcd's fields those that are absent here
+// configFile is the file format: the YAML form of etcd's client configuration,
+// cilium-host-aliases and, as etcd's server has it, tls-min-version. Of etcd's fields those that are absent here
 // (auto-sync-interval, dial-timeout, dial-keep-alive-time, ca-file and so on)
 // are accepted and have no effect, as in Cilium; so are unknown ones.
 type configFile struct {
@@ -78,6 +109,7 @@ type configFile struct {
 	KeyFile               string      `json:"key-file"`
 	InsecureTransport     bool        `json:"insecure-transport"`
 	InsecureSkipTLSVerify bool        `json:"insecure-skip-tls-verify"`
+	MinTLS                string      `json:"tls-min-version"`
 	Username              string      `json:"username"`
 	Password              string      `json:"password"`
 	HostAliases           []fileAlias `json:"cilium-host-aliases"`
@@ -126,6 +158,7 @@ func ParseConfig(content []byte) (Config, error) {
 		KeyFile:            f.KeyFile,
 		InsecureTransport:  f.InsecureTransport,
 		InsecureSkipVerify: f.InsecureSkipTLSVerify,
+		MinTLS:             strings.TrimPrefix(f.MinTLS, "TLS"),
 		Username:           f.Username,
 		Password:           f.Password,
 	}
@@ -184,10 +217,24 @@ func (c Config) Validate() error {
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		return errors.New("cert-file and key-file must be given together")
 	}
+	if _, err := c.minTLS(); err != nil {
+		return err
+	}
 	if (c.Username == "") != (c.Password == "") {
 		return errors.New("username and password must be given together")
 	}
 	return nil
+}
+
+// minTLS returns the lowest version of TLS, as crypto/tls numbers them.
+func (c Config) minTLS() (uint16, error) {
+	switch c.MinTLS {
+	case "", "1.3":
+		return tls.VersionTLS13, nil
+	case "1.2":
+		return tls.VersionTLS12, nil
+	}
+	return 0, fmt.Errorf("lowest TLS version %q: it can be 1.3 or 1.2", c.MinTLS)
 }
 
 // secureEndpoint reports whether TLS is spoken to an endpoint.
@@ -225,6 +272,30 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxMessageBytes <= 0 {
 		c.MaxMessageBytes = defaultMaxMessageBytes
+	}
+	if c.QPS <= 0 {
+		c.QPS = defaultQPS
+	}
+	if c.Burst <= 0 {
+		c.Burst = c.QPS
+	}
+	if c.MaxInflight <= 0 {
+		c.MaxInflight = c.QPS
+	}
+	if c.BootstrapQPS <= 0 {
+		c.BootstrapQPS = max(defaultBootstrapQPS, c.QPS)
+	}
+	if c.LivenessTimeout <= 0 {
+		c.LivenessTimeout = defaultLivenessTimeout
+	}
+	if c.CompareInterval == 0 {
+		c.CompareInterval = defaultCompareInterval
+	}
+	if c.LockTTL <= 0 {
+		c.LockTTL = defaultLockTTL
+	}
+	if c.LockTimeout <= 0 {
+		c.LockTimeout = defaultLockTimeout
 	}
 	return c
 }

@@ -3,6 +3,7 @@
 package kvstore
 
 import (
+	"crypto/tls"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -143,4 +144,21 @@ func FuzzParseConfig(f *testing.F) {
 			t.Error("valid without endpoints")
 		}
 	})
+}
+
+func TestConfigMinTLS(t *testing.T) {
+	for text, want := range map[string]uint16{
+		"": tls.VersionTLS13, "tls-min-version: TLS1.3": tls.VersionTLS13, "tls-min-version: 1.2": tls.VersionTLS12,
+		"tls-min-version: TLS1.2": tls.VersionTLS12, "tls-min-version: TLS1.1": 0, "tls-min-version: 13": 0,
+	} {
+		cfg, err := ParseConfig([]byte("endpoints: [https://a:1]\n" + text))
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		got, err := cfg.minTLS()
+		if got != want || (err == nil) != (want != 0) || (cfg.Validate() == nil) != (want != 0) {
+			t.Errorf("%q: %#x, %v, want %#x", text, got, err, want)
+		}
+	}
 }

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// dialTimeout bounds the TCP connection, and again the TLS handshake.
+// dialTimeout bounds the TCP connection, again the TLS handshake, and again the
+// wait for the server's first word.
 const dialTimeout = 20 * time.Second
 
 // dialer opens the connections of one Client. It resolves host aliases and is
@@ -20,20 +21,25 @@ const dialTimeout = 20 * time.Second
 // is switched off, since it neither spreads clients widely nor survives a
 // server that accepts and hangs up.
 type dialer struct {
-	aliases   map[string][]string // lower-case host → addresses
-	connected func(conn net.Conn, address string)
-	failed    func(error)
+	aliases map[string][]string // lower-case host → addresses
+	observe dialObserver
 
 	mu       sync.Mutex
 	attempts map[string]*backoff // by address; guarded by mu
 }
 
-func newDialer(aliases []HostAlias, connected func(net.Conn, string), failed func(error)) *dialer {
+// dialObserver is told what becomes of connections.
+type dialObserver interface {
+	connected(conn connection, address string)
+	disconnected(conn connection)
+	failed(err error)
+}
+
+func newDialer(aliases []HostAlias, observe dialObserver) *dialer {
 	d := &dialer{
-		aliases:   make(map[string][]string, len(aliases)),
-		connected: connected,
-		failed:    failed,
-		attempts:  make(map[string]*backoff),
+		aliases:  make(map[string][]string, len(aliases)),
+		observe:  observe,
+		attempts: make(map[string]*backoff),
 	}
 	for _, a := range aliases {
 		host := strings.ToLower(a.Hostname)
@@ -52,12 +58,13 @@ func (d *dialer) dial(ctx context.Context, address string) (net.Conn, error) {
 	conn, err := d.connect(ctx, address)
 	if err != nil {
 		if ctx.Err() == nil {
-			d.failed(err)
+			d.observe.failed(err)
 		}
 		return nil, err
 	}
-	d.connected(conn, address)
-	return conn, nil
+	id := connectionOf(conn.LocalAddr(), conn.RemoteAddr())
+	d.observe.connected(id, address)
+	return greeted(&trackedConn{Conn: conn, closed: sync.OnceFunc(func() { d.observe.disconnected(id) })}), nil
 }
 
 // turn returns how long an attempt at address must wait: the first one not at
@@ -94,4 +101,45 @@ func (d *dialer) connect(ctx context.Context, address string) (net.Conn, error) 
 		errs = append(errs, err)
 	}
 	return nil, fmt.Errorf("host alias %s: %w", host, errors.Join(errs...))
+}
+
+// trackedConn tells when a connection ends.
+type trackedConn struct {
+	net.Conn
+	closed func()
+}
+
+// Close implements net.Conn. It tells first: once closed, the addresses can be
+// those of another connection.
+func (c *trackedConn) Close() error {
+	c.closed()
+	return c.Conn.Close()
+}
+
+// greetedConn is a connection on which the other side is still to say its
+// first word. A load balancer accepts connections that it then forgets, for
+// which gRPC waits as long as the longest pause between attempts.
+type greetedConn struct {
+	net.Conn
+	late *time.Timer
+}
+
+// greeted closes conn when nothing comes on it for dialTimeout from now.
+func greeted(conn net.Conn) net.Conn {
+	return &greetedConn{Conn: conn, late: time.AfterFunc(dialTimeout, func() { conn.Close() })}
+}
+
+// Read implements net.Conn.
+func (c *greetedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.late.Stop()
+	}
+	return n, err
+}
+
+// Close implements net.Conn.
+func (c *greetedConn) Close() error {
+	c.late.Stop()
+	return c.Conn.Close()
 }

@@ -34,8 +34,10 @@ type history struct {
 
 // observer is told of every answer and of every error, for Status.
 type observer interface {
-	answered(address string, header *etcdserverpb.ResponseHeader)
+	answered(conn connection, header *etcdserverpb.ResponseHeader)
+	leased(request, answer any)
 	failed(err error)
+	repinned()
 }
 
 // connection names a TCP connection while it lives.
@@ -63,10 +65,10 @@ type headered interface {
 
 // connected forgets what an earlier connection between the same two addresses
 // has shown.
-func (h *history) connected(conn net.Conn) {
+func (h *history) connected(conn connection) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.verified, connectionOf(conn.LocalAddr(), conn.RemoteAddr()))
+	delete(h.verified, conn)
 }
 
 // repin accepts the history that answers next. Who calls it has given up what
@@ -76,6 +78,7 @@ func (h *history) repin() {
 	defer h.mu.Unlock()
 	h.pinned, h.changed = 0, nil
 	clear(h.verified)
+	h.observer.repinned()
 }
 
 // check judges one answer that came over the connection of p.
@@ -91,7 +94,7 @@ func (h *history) check(p *peer.Peer, answer any) error {
 	if err := h.judge(conn, header.GetClusterId()); err != nil {
 		return err
 	}
-	h.observer.answered(conn.remote, header)
+	h.observer.answered(conn, header)
 	return nil
 }
 
@@ -109,6 +112,7 @@ func (h *history) judge(conn connection, id uint64) error {
 		h.pinned = id
 	case h.pinned != id:
 		h.changed = fmt.Errorf("%w: cluster id %x, before %x", ErrHistoryChanged, id, h.pinned)
+		h.observer.failed(h.changed)
 		return h.changed
 	}
 	if h.verified == nil || len(h.verified) >= maxVerified {
@@ -134,12 +138,16 @@ func headerOf(answer any) (header *etcdserverpb.ResponseHeader, streamed bool) {
 func (h *history) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	var p peer.Peer
 	if err := invoke(ctx, method, req, reply, cc, append(opts, grpc.Peer(&p))...); err != nil {
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && method != etcdserverpb.Maintenance_Status_FullMethodName { // which some roles must not ask
 			h.observer.failed(err)
 		}
 		return err
 	}
-	return h.check(&p, reply)
+	if err := h.check(&p, reply); err != nil {
+		return err
+	}
+	h.observer.leased(req, reply)
+	return nil
 }
 
 // stream is a grpc.StreamClientInterceptor.
@@ -165,5 +173,11 @@ func (s *checkedStream) RecvMsg(m any) error {
 		return err
 	}
 	p, _ := peer.FromContext(s.Context())
-	return s.history.check(p, m)
+	if err := s.history.check(p, m); err != nil {
+		return err
+	}
+	if renewed, ok := m.(*etcdserverpb.LeaseKeepAliveResponse); ok {
+		s.history.observer.leased(nil, renewed)
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -14,118 +15,148 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// lease is one lease of a Writer. Guarded by Writer.mu, but for id.
+// ErrLeaseLost indicates a lease that etcd does not have any more, or may not
+// have: it was revoked, or was not renewed in its time. The keys under it are
+// gone with it, or will be.
+var ErrLeaseLost = errors.New("the lease is lost")
+
+// LeaseID names a lease of one etcd. 0 is no lease.
+type LeaseID int64
+
+// String returns the id in hexadecimal, as in the keys of locks.
+func (id LeaseID) String() string { return strconv.FormatInt(int64(id), 16) }
+
+// LeaseInfo is what etcd tells of a lease, whoever has it.
+type LeaseInfo struct {
+	ID      LeaseID
+	TTL     time.Duration // what is left, in whole seconds
+	Granted time.Duration // what each renewal makes of it
+	Keys    []string      // that are deleted with it
+}
+
+// Grant makes a lease, and returns its id and the TTL that etcd gave it: the
+// one asked for in whole seconds, or, where that is too short to live through
+// an election, etcd's least (2 s by etcd's default settings). Nothing renews
+// it; that is for a Session or a Writer.
+func (c *Client) Grant(ctx context.Context, ttl time.Duration) (LeaseID, time.Duration, error) {
+	l, err := c.grant(ctx, ttl)
+	return l.id, l.ttl, err
+}
+
+// Revoke ends a lease and deletes the keys under it. It returns ErrLeaseLost
+// if there is no such lease.
+func (c *Client) Revoke(ctx context.Context, id LeaseID) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err := c.etcd.Revoke(ctx, clientv3.LeaseID(id))
+	return c.leaseError("revoke", id, err)
+}
+
+// TimeToLive asks what etcd knows of a lease, with the keys under it. It
+// returns ErrLeaseLost if there is no such lease.
+func (c *Client) TimeToLive(ctx context.Context, id LeaseID) (LeaseInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	resp, err := c.etcd.TimeToLive(ctx, clientv3.LeaseID(id), clientv3.WithAttachedKeys())
+	if err == nil && resp.TTL < 0 {
+		err = rpctypes.ErrLeaseNotFound
+	}
+	if err != nil {
+		return LeaseInfo{}, c.leaseError("read", id, err)
+	}
+	info := LeaseInfo{ID: id, TTL: seconds(resp.TTL), Granted: seconds(resp.GrantedTTL)}
+	for _, key := range resp.Keys {
+		info.Keys = append(info.Keys, string(key))
+	}
+	return info, nil
+}
+
+// KeepAliveOnce renews a lease and returns how long it lives now. It returns
+// ErrLeaseLost if there is no such lease.
+func (c *Client) KeepAliveOnce(ctx context.Context, id LeaseID) (time.Duration, error) {
+	l := lease{id: id}
+	err := c.renew(ctx, &l)
+	return l.ttl, err
+}
+
+// Leases returns the ids of all leases, of whoever has them.
+func (c *Client) Leases(ctx context.Context) ([]LeaseID, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	resp, err := c.etcd.Leases(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list leases: %w", c.explain(err))
+	}
+	ids := make([]LeaseID, len(resp.Leases))
+	for i, l := range resp.Leases {
+		ids[i] = LeaseID(l.ID)
+	}
+	return ids, nil
+}
+
+// lease is a lease as who renews it knows it.
 type lease struct {
-	id      clientv3.LeaseID
-	keys    int // records that name it
-	renewAt time.Time
+	id  LeaseID
+	ttl time.Duration
+	// renewed is when the last request was made that gave the lease its whole
+	// TTL. etcd counts from a later moment, so that it never ends the lease
+	// sooner than expiry says. The time is that of the monotonic clock, which
+	// nobody sets.
+	renewed time.Time
 }
 
-// leaseFor returns a lease with room for a key, nil if there is none. The
-// caller holds mu.
-func (w *Writer) leaseFor() *lease {
-	for _, l := range w.leases {
-		if l.keys < w.cfg.KeysPerLease {
-			return l
-		}
-	}
-	return nil
-}
+// renewAt is when the lease is to be renewed.
+func (l *lease) renewAt() time.Time { return l.renewed.Add(l.ttl / 3) }
 
-// grant gets another lease.
-func (w *Writer) grant(ctx context.Context) error {
+// expiry is the moment from which on etcd may have ended the lease.
+func (l *lease) expiry() time.Time { return l.renewed.Add(l.ttl) }
+
+// grant gets a lease.
+func (c *Client) grant(ctx context.Context, ttl time.Duration) (lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	resp, err := w.c.etcd.Grant(ctx, int64(math.Ceil(w.cfg.TTL.Seconds())))
+	begun := time.Now()
+	resp, err := c.etcd.Grant(ctx, int64(math.Ceil(ttl.Seconds())))
 	if err != nil {
-		return fmt.Errorf("grant a lease: %w", w.c.explain(err))
+		return lease{}, fmt.Errorf("grant a lease: %w", c.explain(err))
 	}
-	l := &lease{id: resp.ID, renewAt: time.Now().Add(renewAfter(resp.TTL))}
-	w.mu.Lock()
-	w.leases = append(w.leases, l)
-	w.mu.Unlock()
-	w.cfg.Log.Info("etcd lease granted", "lease", fmt.Sprintf("%x", int64(resp.ID)), "ttl", time.Duration(resp.TTL)*time.Second)
-	return nil
+	return lease{id: LeaseID(resp.ID), ttl: seconds(resp.TTL), renewed: begun}, nil
 }
 
-// renewAfter is how long a lease of ttl seconds is left alone.
-func renewAfter(ttl int64) time.Duration { return time.Duration(ttl) * time.Second / 3 }
-
-// renew keeps alive the leases whose time has come.
-func (w *Writer) renew(ctx context.Context) error {
-	now := time.Now()
-	var due []*lease
-	w.mu.Lock()
-	for _, l := range w.leases {
-		if !now.Before(l.renewAt) {
-			due = append(due, l)
-		}
-	}
-	w.mu.Unlock()
-	return w.keepAlive(ctx, due)
-}
-
-// keepAlive renews leases. One that etcd does not know any more is lost, which
-// is no error: its keys are queued to be put under another one.
-func (w *Writer) keepAlive(ctx context.Context, leases []*lease) error {
-	for _, l := range leases {
-		ttl, err := w.keepAliveOnce(ctx, l.id)
-		if err != nil {
-			return fmt.Errorf("keep lease %x alive: %w", int64(l.id), w.c.explain(err))
-		}
-		if ttl <= 0 {
-			w.cfg.Log.Warn("etcd lease lost: its keys are put again", "lease", fmt.Sprintf("%x", int64(l.id)))
-			w.lose(l)
-			continue
-		}
-		w.mu.Lock()
-		l.renewAt = time.Now().Add(renewAfter(ttl))
-		w.mu.Unlock()
-	}
-	return nil
-}
-
-// keepAliveOnce renews a lease and returns what is left of it, in seconds, 0
-// if it does not exist. The method of clientv3 would repeat itself without a
-// pause while etcd has no leader.
-func (w *Writer) keepAliveOnce(ctx context.Context, id clientv3.LeaseID) (ttl int64, err error) {
+// renew gives a lease its whole TTL again. It returns ErrLeaseLost if etcd
+// does not have it. The method of clientv3 would repeat itself without a pause
+// while etcd has no leader.
+func (c *Client) renew(ctx context.Context, l *lease) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	stream, err := etcdserverpb.NewLeaseClient(w.c.etcd.ActiveConnection()).LeaseKeepAlive(ctx, w.c.callOptions()...)
+	begun := time.Now()
+	stream, err := etcdserverpb.NewLeaseClient(c.etcd.ActiveConnection()).LeaseKeepAlive(ctx, c.callOptions()...)
 	if err != nil {
-		return 0, err
+		return c.leaseError("renew", l.id, err)
 	}
 	// An error of Send is told, and better, by Recv.
-	_ = stream.Send(&etcdserverpb.LeaseKeepAliveRequest{ID: int64(id)})
+	_ = stream.Send(&etcdserverpb.LeaseKeepAliveRequest{ID: int64(l.id)})
 	resp, err := stream.Recv()
-	if errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
-		return 0, nil
+	if err == nil && resp.TTL <= 0 {
+		err = rpctypes.ErrLeaseNotFound
 	}
 	if err != nil {
-		return 0, err
+		return c.leaseError("renew", l.id, err)
 	}
-	return resp.TTL, nil
+	l.ttl, l.renewed = seconds(resp.TTL), begun
+	return nil
 }
 
-// lose drops a lease that is gone, and its keys with it, and has them put
-// again in their old order.
-func (w *Writer) lose(gone *lease) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for i, l := range w.leases {
-		if l == gone {
-			w.leases = append(w.leases[:i:i], w.leases[i+1:]...)
-			break
-		}
+// leaseError says what was tried with which lease, and makes etcd's not
+// knowing it ErrLeaseLost.
+func (c *Client) leaseError(what string, id LeaseID, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound):
+		return fmt.Errorf("%s lease %s: %w", what, id, ErrLeaseLost)
 	}
-	for _, key := range w.inOrder(func(r *record) bool { return r.lease == gone }) {
-		r := w.records[key]
-		r.release()
-		if r.intent == intendDelete && !r.mayExist() {
-			w.forget(key, r)
-		} else {
-			w.enqueue(key, r)
-		}
-	}
-	w.checkReady()
+	return fmt.Errorf("%s lease %s: %w", what, id, c.explain(err))
 }
+
+func seconds(n int64) time.Duration { return time.Duration(n) * time.Second }

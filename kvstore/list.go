@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -16,13 +17,9 @@ import (
 
 type keyValue = mvccpb.KeyValue
 
-// silence is how long a server may leave a request unanswered that it has the
-// means to answer, before the request is given up. A dead connection is found
-// by gRPC's keepalive; this finds a server that is connected and hangs.
-const silence = 30 * time.Second
-
-// errSilent indicates that the server is connected and does not answer.
-var errSilent = errors.New("etcd is connected and did not answer for " + silence.String())
+// errSilent indicates that the server is connected and does not answer. A dead
+// connection is found by gRPC's keepalive; this is for a server that hangs.
+var errSilent = errors.New("etcd is connected and did not answer")
 
 // position is a point in the history of an etcd.
 type position struct {
@@ -34,12 +31,6 @@ type position struct {
 // reader may be allowed the keys under prefix only, the read is of the key
 // prefix itself.
 func (c *Client) head(ctx context.Context, prefix string) (position, error) {
-	if c.status.get().ServerVersion == "" {
-		// Some roles must not ask; the version is only for people.
-		if err := c.Probe(ctx); errors.Is(err, ErrHistoryChanged) {
-			return position{}, err
-		}
-	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	resp, err := c.etcd.Get(ctx, prefix, clientv3.WithKeysOnly())
@@ -50,18 +41,18 @@ func (c *Client) head(ctx context.Context, prefix string) (position, error) {
 }
 
 // list yields all keys that begin with prefix as they were at revision, in
-// ascending order and in chunks whose memory is free for reuse after yield. It
-// ends with yield's first error.
-func (c *Client) list(ctx context.Context, prefix string, revision int64, yield func([]*keyValue) error) error {
+// ascending order and in chunks, which are yield's to keep. It ends with
+// yield's first error.
+func (c *Client) list(ctx context.Context, prefix string, revision int64, yield func([]*keyValue) error, opts ...clientv3.OpOption) error {
 	if c.cfg.Paged || c.pagedOnly.Load() {
-		return c.listPages(ctx, prefix, revision, yield)
+		return c.listPages(ctx, prefix, revision, yield, opts)
 	}
 	begun := false
 	stream := func() error {
 		return c.listStream(ctx, prefix, revision, func(kvs []*keyValue) error {
 			begun = true
 			return yield(kvs)
-		})
+		}, opts)
 	}
 	err := stream()
 	for i := 0; errors.Is(err, errUnverified) && !begun && i < 3; i++ {
@@ -71,7 +62,7 @@ func (c *Client) list(ctx context.Context, prefix string, revision int64, yield 
 	}
 	if status.Code(err) == codes.Unimplemented && !begun {
 		c.pagedOnly.Store(true)
-		return c.listPages(ctx, prefix, revision, yield)
+		return c.listPages(ctx, prefix, revision, yield, opts)
 	}
 	return err
 }
@@ -90,11 +81,11 @@ func (c *Client) verify(ctx context.Context, prefix string) error {
 // listStream lists as one streamed range. Its error is of code Unimplemented
 // before etcd 3.7, and errUnverified over a connection whose history is not
 // known.
-func (c *Client) listStream(ctx context.Context, prefix string, revision int64, yield func([]*keyValue) error) error {
-	ctx, watchdog := newWatchdog(ctx, silence)
+func (c *Client) listStream(ctx context.Context, prefix string, revision int64, yield func([]*keyValue) error, opts []clientv3.OpOption) error {
+	ctx, watchdog := newWatchdog(ctx, c.cfg.LivenessTimeout)
 	defer watchdog.stop()
 	watchdog.waiting()
-	stream, err := c.etcd.GetStream(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(revision))
+	stream, err := c.etcd.GetStream(ctx, prefix, append(opts, clientv3.WithPrefix(), clientv3.WithRev(revision))...)
 	if err != nil {
 		return fmt.Errorf("list %s: %w", prefix, watchdog.explain(err))
 	}
@@ -126,7 +117,7 @@ type page struct {
 
 // listPages lists in large pages, each fetched while the one before it is
 // being yielded.
-func (c *Client) listPages(ctx context.Context, prefix string, revision int64, yield func([]*keyValue) error) error {
+func (c *Client) listPages(ctx context.Context, prefix string, revision int64, yield func([]*keyValue) error, opts []clientv3.OpOption) error {
 	ctx, cancel := context.WithCancel(ctx)
 	fetched := make(chan page)
 	// Whatever the reason to leave, the fetcher sees ctx end and closes.
@@ -135,7 +126,7 @@ func (c *Client) listPages(ctx context.Context, prefix string, revision int64, y
 		for range fetched {
 		}
 	}()
-	go c.fetchPages(ctx, prefix, revision, fetched)
+	go c.fetchPages(ctx, prefix, append(opts, clientv3.WithRev(revision)), fetched)
 	for p := range fetched {
 		if p.err != nil {
 			return fmt.Errorf("list %s: %w", prefix, p.err)
@@ -147,16 +138,26 @@ func (c *Client) listPages(ctx context.Context, prefix string, revision int64, y
 	return ctx.Err()
 }
 
+// Pages that come quickly, in a pageHaste-th of the time that one may take,
+// are followed by larger ones, up to pageGrowth times the configured size.
+const pageHaste, pageGrowth = 30, 5
+
 // fetchPages sends the pages of a list and closes the channel. A page whose
 // answer exceeds the message size is asked for again in smaller ones.
-func (c *Client) fetchPages(ctx context.Context, prefix string, revision int64, fetched chan<- page) {
+func (c *Client) fetchPages(ctx context.Context, prefix string, opts []clientv3.OpOption, fetched chan<- page) {
 	defer close(fetched)
 	start, end, size := prefix, clientv3.GetPrefixRangeEnd(prefix), c.cfg.PageSize
+	largest := pageGrowth * size
 	for more := true; more; {
-		p := c.fetchPage(ctx, start, end, revision, size)
+		asked := time.Now()
+		p := c.fetchPage(ctx, start, append(opts, clientv3.WithRange(end), clientv3.WithLimit(size)))
 		if status.Code(p.err) == codes.ResourceExhausted && size > 1 {
 			size = max(1, size/8)
+			largest = size
 			continue
+		}
+		if time.Since(asked) < c.cfg.LivenessTimeout/pageHaste {
+			size = min(2*size, largest)
 		}
 		select {
 		case fetched <- p:
@@ -170,10 +171,10 @@ func (c *Client) fetchPages(ctx context.Context, prefix string, revision int64, 
 	}
 }
 
-func (c *Client) fetchPage(ctx context.Context, start, end string, revision, size int64) page {
-	ctx, cancel := context.WithTimeout(ctx, silence)
+func (c *Client) fetchPage(ctx context.Context, start string, opts []clientv3.OpOption) page {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.LivenessTimeout)
 	defer cancel()
-	resp, err := c.etcd.Get(ctx, start, clientv3.WithRange(end), clientv3.WithRev(revision), clientv3.WithLimit(size))
+	resp, err := c.etcd.Get(ctx, start, opts...)
 	if err != nil {
 		return page{err: c.explain(err)}
 	}
@@ -181,12 +182,15 @@ func (c *Client) fetchPage(ctx context.Context, start, end string, revision, siz
 }
 
 // watchdog ends a context when waiting for an answer takes too long. Its
-// methods are for one goroutine.
+// methods are for one goroutine, but for again.
 type watchdog struct {
 	limit  time.Duration
 	timer  *time.Timer
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+
+	mu    sync.Mutex
+	armed bool // guarded by mu
 }
 
 func newWatchdog(parent context.Context, limit time.Duration) (context.Context, *watchdog) {
@@ -198,20 +202,44 @@ func newWatchdog(parent context.Context, limit time.Duration) (context.Context, 
 }
 
 // waiting starts the clock, or starts it anew.
-func (w *watchdog) waiting() { w.timer.Reset(w.limit) }
+func (w *watchdog) waiting() { w.set(true) }
 
 // busy halts the clock: it is not the server that takes its time.
-func (w *watchdog) busy() { w.timer.Stop() }
+func (w *watchdog) busy() { w.set(false) }
+
+func (w *watchdog) set(armed bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.armed = armed
+	if armed {
+		w.timer.Reset(w.limit)
+	} else {
+		w.timer.Stop()
+	}
+}
+
+// again starts the clock anew if it runs: the server has shown elsewhere that
+// it answers.
+func (w *watchdog) again() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.armed {
+		w.timer.Reset(w.limit)
+	}
+}
 
 // stop ends the context.
 func (w *watchdog) stop() {
-	w.timer.Stop()
+	w.busy()
 	w.cancel(context.Canceled)
 }
 
-// explain replaces the error of a call that the watchdog cancelled.
+// explain replaces the error of a call whose context was cancelled.
 func (w *watchdog) explain(err error) error {
-	if cause := context.Cause(w.ctx); errors.Is(cause, errSilent) {
+	switch cause := context.Cause(w.ctx); {
+	case errors.Is(cause, errSilent):
+		return fmt.Errorf("%w for %s", cause, w.limit)
+	case errors.Is(cause, errDrifted):
 		return cause
 	}
 	return err

@@ -4,9 +4,11 @@ package kvstore
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -16,14 +18,29 @@ import (
 	"github.com/weftmesh/weft/internal/testutil"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if endpoint := os.Getenv(holderEnv); endpoint != "" {
+		if err := holdLock(endpoint); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	// Parallel tests mostly wait, so that there may be more of them at once
+	// than there are processors.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "64"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const testTimeout = 20 * time.Second
 
 // mustDial returns a client of e's endpoint, closed when the test ends.
 func mustDial(t testing.TB, e *testutil.Etcd, edit ...func(*Config)) *Client {
 	t.Helper()
-	cfg := Config{Endpoints: []string{e.Endpoint()}}
+	cfg := Config{Endpoints: []string{e.Endpoint()}, QPS: 10_000} // no test waits its turn but those of the limiter
 	for _, f := range edit {
 		f(&cfg)
 	}

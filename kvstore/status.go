@@ -3,6 +3,7 @@
 package kvstore
 
 import (
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -15,13 +16,28 @@ import (
 
 // Status is what a Client knows of its connection and of the server.
 type Status struct {
+	State State
+	Since time.Time // when State began
+
 	Endpoints []string // as configured
 	Endpoint  string   // address of the server that answered last, "" before
 	Connected bool     // a connection is up now
 
-	ServerVersion string // "" until a list or Probe asked for it
+	ServerVersion string // "" until the second call over a connection
+	Warning       string // what is wrong with a server of this version, "" if nothing is known
 	EtcdClusterID uint64 // 0 before the first answer
 	Revision      int64  // highest revision that an answer carried
+	Leases        int    // granted through this Client, and not known to be gone
+
+	// Lag is by how many revisions the Watcher furthest behind trails
+	// Revision: what etcd has done and the Watcher has not delivered, or not
+	// been told that it need not. As an idle Watcher asks that every 10 s, and
+	// believes the answer before the last, it is 0 only where all is at rest.
+	Lag int64
+
+	// CertNotAfter and ServerCertNotAfter are until when the client's and the
+	// server's certificate of the last TLS handshake are good.
+	CertNotAfter, ServerCertNotAfter time.Time
 
 	LastContact time.Time // of the last answer
 	LastError   error     // of the last dial, handshake or call that failed, also when all is well again
@@ -39,42 +55,105 @@ func (c *Client) Status() Status {
 // clientStatus collects a Client's Status from all its parts. Safe for
 // concurrent use.
 type clientStatus struct {
-	mu sync.Mutex
-	s  Status
+	mu     sync.Mutex
+	s      Status
+	health health
+	leases map[int64]bool
 }
 
 var _ observer = (*clientStatus)(nil)
 
+func newClientStatus() *clientStatus {
+	return &clientStatus{
+		s:      Status{State: Connecting, Since: time.Now()},
+		health: health{conns: make(map[connection]bool), watchers: make(map[*Watcher]phase)},
+		leases: make(map[int64]bool),
+	}
+}
+
 func (c *clientStatus) get() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.s
+	s := c.s
+	s.Leases = len(c.leases)
+	for w := range c.health.watchers {
+		if at := w.Revision(); at > 0 {
+			s.Lag = max(s.Lag, s.Revision-at)
+		}
+	}
+	return s
+}
+
+// observe brings the state up to date. The caller holds mu.
+func (c *clientStatus) observe() {
+	if state := c.health.observe(); state != c.s.State {
+		c.s.State, c.s.Since = state, time.Now()
+	}
 }
 
 // connected tells of a new connection, whose server may be another version.
-func (c *clientStatus) connected() {
+func (c *clientStatus) connected(conn connection) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.s.ServerVersion = ""
+	c.s.ServerVersion, c.s.Warning = "", ""
+	c.health.conns[conn] = false
+}
+
+func (c *clientStatus) disconnected(conn connection) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.health.conns, conn)
+	c.observe()
+}
+
+// expire tells until when the certificates of a handshake are good.
+func (c *clientStatus) expire(client, server time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s.CertNotAfter, c.s.ServerCertNotAfter = client, server
 }
 
 func (c *clientStatus) versionIs(version string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.s.ServerVersion = version
+	c.s.ServerVersion, c.s.Warning = version, versionWarning(version)
 }
 
-func (c *clientStatus) answered(address string, header *etcdserverpb.ResponseHeader) {
+func (c *clientStatus) answered(conn connection, header *etcdserverpb.ResponseHeader) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.s.Endpoint, c.s.LastContact = address, now
+	c.s.Endpoint, c.s.LastContact = conn.remote, now
 	if id := header.GetClusterId(); id != 0 && id != c.s.EtcdClusterID {
 		c.s.EtcdClusterID, c.s.Revision = id, 0
 	}
 	c.s.Revision = max(c.s.Revision, header.GetRevision())
+	// An answer may be read after its connection was closed.
+	if before, open := c.health.conns[conn]; open && !before {
+		c.health.conns[conn] = true
+		c.observe()
+	}
 }
 
+// leased takes from an answer what became of a lease.
+func (c *clientStatus) leased(request, answer any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch m := answer.(type) {
+	case *etcdserverpb.LeaseGrantResponse:
+		c.leases[m.ID] = true
+	case *etcdserverpb.LeaseRevokeResponse:
+		if r, ok := request.(*etcdserverpb.LeaseRevokeRequest); ok {
+			delete(c.leases, r.ID)
+		}
+	case *etcdserverpb.LeaseKeepAliveResponse:
+		if m.TTL <= 0 {
+			delete(c.leases, m.ID)
+		}
+	}
+}
+
+// failed tells of a dial, a handshake or a call that failed.
 func (c *clientStatus) failed(err error) {
 	if status.Code(err) == codes.Unimplemented {
 		return // an older server, which is no fault
@@ -83,6 +162,40 @@ func (c *clientStatus) failed(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.s.LastError, c.s.LastErrorAt = err, now
+	c.health.failed = true
+	if errors.Is(err, ErrHistoryChanged) {
+		c.health.foreign = true
+	}
+	c.observe()
+}
+
+// repinned tells that the history that answers next is accepted.
+func (c *clientStatus) repinned() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.health.foreign = false
+	clear(c.leases)
+	c.observe()
+}
+
+// follows tells how far a Watcher of the Client has come.
+func (c *clientStatus) follows(w *Watcher, p phase) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p == phaseEnded {
+		delete(c.health.watchers, w)
+	} else {
+		c.health.watchers[w] = p
+	}
+	c.observe()
+}
+
+// heartbeat tells whether the heartbeat is late.
+func (c *clientStatus) heartbeat(late bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.health.late = late
+	c.observe()
 }
 
 func (c *clientStatus) lastError() error {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/credentials"
 )
@@ -24,6 +25,9 @@ type reloadingTLS struct {
 	cfg Config
 	// failed is told why a handshake, or the reading of the files, went wrong.
 	failed func(error)
+	// expire is told until when the client's and the server's certificate are
+	// good; zero: there is none.
+	expire func(client, server time.Time)
 
 	mu    sync.Mutex
 	cert  *tls.Certificate // last good pair; guarded by mu
@@ -42,7 +46,8 @@ func (r *reloadingTLS) ClientHandshake(ctx context.Context, authority string, ra
 		var conn net.Conn
 		var info credentials.AuthInfo
 		if conn, info, err = credentials.NewTLS(cfg).ClientHandshake(ctx, authority, raw); err == nil {
-			return conn, info, nil
+			r.expire(r.clientNotAfter(), serverNotAfter(info))
+			return greeted(&alertedConn{Conn: conn, authority: authority, failed: r.failed}), info, nil
 		}
 		err = fmt.Errorf("TLS with %s: %w", authority, err)
 	}
@@ -50,12 +55,51 @@ func (r *reloadingTLS) ClientHandshake(ctx context.Context, authority string, ra
 	return nil, nil, err
 }
 
+// alertedConn tells why the server ended a connection that was made. With TLS
+// 1.3 that is how a server refuses a client's certificate, and gRPC keeps it
+// to itself.
+type alertedConn struct {
+	net.Conn
+	authority string
+	failed    func(error)
+}
+
+// Read implements net.Conn.
+func (c *alertedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "remote error" {
+		c.failed(fmt.Errorf("TLS with %s: refused by the server, look at the client's certificate: %w", c.authority, err))
+	}
+	return n, err
+}
+
+func (r *reloadingTLS) clientNotAfter() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cert == nil {
+		return time.Time{}
+	}
+	return r.cert.Leaf.NotAfter
+}
+
+func serverNotAfter(info credentials.AuthInfo) time.Time {
+	if tlsInfo, ok := info.(credentials.TLSInfo); ok && len(tlsInfo.State.PeerCertificates) > 0 {
+		return tlsInfo.State.PeerCertificates[0].NotAfter
+	}
+	return time.Time{}
+}
+
 // config assembles the TLS configuration of one handshake.
 func (r *reloadingTLS) config() (*tls.Config, error) {
+	minVersion, err := r.cfg.minTLS()
+	if err != nil {
+		return nil, err
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	cfg := &tls.Config{
-		MinVersion:         tls.VersionTLS12,
+		MinVersion:         minVersion,
 		InsecureSkipVerify: r.cfg.InsecureSkipVerify,
 	}
 	if r.cfg.CAFile != "" {
@@ -109,7 +153,7 @@ func (r *reloadingTLS) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo
 
 // Info implements credentials.TransportCredentials.
 func (r *reloadingTLS) Info() credentials.ProtocolInfo {
-	return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12}).Info()
+	return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}).Info()
 }
 
 // Clone implements credentials.TransportCredentials. The copy is the original:

@@ -58,13 +58,16 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 }
 
 // leaf returns a certificate for name, and its key, as PEM.
-func (a *authority) leaf(t testing.TB, name string) (cert, key []byte) {
+func (a *authority) leaf(t testing.TB, name string, edit ...func(*x509.Certificate)) (cert, key []byte) {
 	k := newKey(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	for _, f := range edit {
+		f(template)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, k.Public(), a.key)
 	if err != nil {
@@ -144,18 +147,28 @@ func (f *tlsFront) pass(in *tls.Conn, target string) {
 // from the next connection on.
 func (f *tlsFront) serve(t testing.TB, ca *authority, name string) {
 	t.Helper()
-	pair, err := tls.X509KeyPair(ca.leaf(t, name))
+	f.present(t, ca, func(leaf *x509.Certificate) { leaf.DNSNames = []string{name} }, nil)
+}
+
+// present is serve with any certificate and any configuration.
+func (f *tlsFront) present(t testing.TB, ca *authority, leaf func(*x509.Certificate), edit func(*tls.Config)) {
+	t.Helper()
+	pair, err := tls.X509KeyPair(ca.leaf(t, "west.mesh.cilium.io", leaf))
 	if err != nil {
 		t.Fatal(err)
 	}
 	clients := x509.NewCertPool()
 	clients.AddCert(ca.cert)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.cfg = &tls.Config{
+	cfg := &tls.Config{
 		Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"},
 		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients,
 	}
+	if edit != nil {
+		edit(cfg)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cfg = cfg
 }
 
 func (f *tlsFront) hangUp() {
@@ -256,6 +269,97 @@ func TestTLSFilesAreReadAtEachHandshake(t *testing.T) {
 	testErr("another name", "east.mesh.cilium.io")
 	f.serve(t, newAuthority(t), "west.mesh.cilium.io")
 	testErr("another authority", "unknown authority")
+}
+
+// Each way in which TLS can fail has its own text, that of a client's
+// certificate being refused included, which with TLS 1.3 comes after the
+// handshake.
+// lesson: T2
+func TestTLSFailuresHaveTheirTexts(t *testing.T) {
+	e := testutil.StartEtcd(t)
+	f := newTLSFront(t, e)
+	ca, dir := newAuthority(t), t.TempDir()
+	cfg := Config{
+		CAFile: filepath.Join(dir, "ca"), CertFile: filepath.Join(dir, "cert"), KeyFile: filepath.Join(dir, "key"),
+		HostAliases: []HostAlias{{Hostname: "west.mesh.cilium.io", IPs: loopback}},
+		Endpoints:   []string{"https://west.mesh.cilium.io:" + frontPort(f)},
+	}
+	mustWriteFile(t, cfg.CAFile, ca.pem)
+	writePair := func(by *authority) {
+		cert, key := by.leaf(t, "remote")
+		mustWriteFile(t, cfg.CertFile, cert)
+		mustWriteFile(t, cfg.KeyFile, key)
+	}
+	writePair(ca)
+	only12 := func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 }
+	for _, step := range []struct {
+		want   string // "": it works
+		minTLS string
+		leaf   func(*x509.Certificate)
+		front  func(*tls.Config)
+		client *authority
+	}{
+		{want: "certificate has expired", leaf: func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }},
+		{want: "not yet valid", leaf: func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }},
+		{want: "valid for east.mesh.cilium.io", leaf: func(c *x509.Certificate) { c.DNSNames = []string{"east.mesh.cilium.io"} }},
+		{want: "use SANs instead", leaf: func(c *x509.Certificate) { c.DNSNames = nil }},
+		{want: "incompatible key usage", leaf: func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }},
+		{want: "protocol version not supported", front: only12},
+		{front: only12, minTLS: "1.2"},
+		{want: "refused by the server, look at the client's certificate", client: newAuthority(t)},
+		{client: ca},
+	} {
+		if step.client != nil {
+			writePair(step.client)
+		}
+		f.present(t, ca, func(c *x509.Certificate) {
+			if step.leaf != nil {
+				step.leaf(c)
+			}
+		}, step.front)
+		c := mustDial(t, e, func(c *Config) { *c = cfg; c.MinTLS = step.minTLS })
+		impatient(c)
+		testutil.Eventually(t, testTimeout, func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			_, _, err := c.Get(ctx, "p/a")
+			if step.want == "" || err == nil {
+				return err
+			}
+			if !strings.Contains(err.Error(), step.want) {
+				return fmt.Errorf("error %v, want one with %q", err, step.want)
+			}
+			return nil
+		})
+		c.Close()
+	}
+}
+
+// lesson: T3
+func TestStatusTellsWhenCertificatesExpire(t *testing.T) {
+	e := testutil.StartEtcd(t)
+	f := newTLSFront(t, e)
+	ca, dir := newAuthority(t), t.TempDir()
+	client, server := time.Now().Add(24*time.Hour).Truncate(time.Second), time.Now().Add(48*time.Hour).Truncate(time.Second)
+	cert, key := ca.leaf(t, "remote", func(c *x509.Certificate) { c.NotAfter = client })
+	cfg := Config{
+		CAFile: filepath.Join(dir, "ca"), CertFile: filepath.Join(dir, "cert"), KeyFile: filepath.Join(dir, "key"),
+		HostAliases: []HostAlias{{Hostname: "west.mesh.cilium.io", IPs: loopback}},
+		Endpoints:   []string{"https://west.mesh.cilium.io:" + frontPort(f)},
+	}
+	mustWriteFile(t, cfg.CAFile, ca.pem)
+	mustWriteFile(t, cfg.CertFile, cert)
+	mustWriteFile(t, cfg.KeyFile, key)
+	f.present(t, ca, func(c *x509.Certificate) {
+		c.DNSNames, c.NotAfter = []string{"west.mesh.cilium.io"}, server
+	}, nil)
+	c := mustDial(t, e, func(c *Config) { *c = cfg })
+	if _, _, err := c.Get(t.Context(), "p/a"); err != nil {
+		t.Fatal(err)
+	}
+	if s := c.Status(); !s.CertNotAfter.Equal(client) || !s.ServerCertNotAfter.Equal(server) {
+		t.Errorf("good until %s and %s, want %s and %s", s.CertNotAfter, s.ServerCertNotAfter, client, server)
+	}
 }
 
 func frontPort(f *tlsFront) string {

@@ -4,6 +4,7 @@ package kvstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -21,6 +22,9 @@ func (w *Writer) verify(ctx context.Context) error {
 			return err
 		}
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.doubt = false
 	return nil
 }
 
@@ -48,10 +52,12 @@ func (w *Writer) verifyBatch(ctx context.Context, keys []string) error {
 		if r == nil || r.queued || r.err == nil && r.heldBy(stored) {
 			continue
 		}
-		if r.err == nil {
-			w.cfg.Log.Info("etcd key is not as it should be: writing it again", "key", key, "exists", stored != nil)
+		if r.err != nil {
+			w.enqueue(key, r)
+			continue
 		}
-		w.enqueue(key, r)
+		w.cfg.Log.Info("etcd key is not as it should be: writing it again", "key", key, "exists", stored != nil)
+		w.restore(key, r)
 	}
 	return nil
 }
@@ -63,4 +69,22 @@ func (r *record) heldBy(stored *keyValue) bool {
 		return false
 	}
 	return r.intent == intendCreate || r.lease != nil && stored.Lease == int64(r.lease.id)
+}
+
+// saw tells what a watch saw of a key, and reports whether the key is one that
+// is to be there. If it is not as it should be it is put back at once. What was
+// seen may be old, which costs a comparison in etcd and no more.
+func (w *Writer) saw(key string, value []byte, exists bool) (own bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := w.records[key]
+	if r == nil || r.intent == intendDelete {
+		return false
+	}
+	right := exists && string(value) == string(r.value)
+	if !right && !r.queued && !errors.Is(r.err, ErrExists) {
+		w.cfg.Log.Debug("etcd key is seen not to be as it should be: writing it again", "key", key, "exists", exists)
+		w.restore(key, r)
+	}
+	return true
 }

@@ -63,8 +63,10 @@ const maxBatch = 4096
 // again. A watch runs watched for each answer, preceded by resumed if it is
 // not the first since the list.
 type view struct {
-	prefix  []byte
-	deliver func([]Event)
+	prefix []byte
+	// hand takes a batch of at most maxBatch events, and returns memory for
+	// the next one. What the events point to is never written again.
+	hand func([]Event) (next []Event)
 
 	known index
 	seed  maphash.Seed // of the values' digests
@@ -80,11 +82,20 @@ type view struct {
 	notified int64
 
 	dropped int64   // events that were not newer than what was known
-	events  []Event // reused
+	events  []Event // to be handed over
 }
 
 func newView(prefix string, deliver func([]Event)) *view {
-	return &view{prefix: []byte(prefix), deliver: deliver, seed: maphash.MakeSeed()}
+	return &view{prefix: []byte(prefix), hand: atOnce(deliver), seed: maphash.MakeSeed()}
+}
+
+// atOnce hands batches to deliver as they come.
+func atOnce(deliver func([]Event)) func([]Event) []Event {
+	return func(events []Event) []Event {
+		deliver(events)
+		clear(events)
+		return events[:0]
+	}
 }
 
 // beginList starts a list at head: every key known is stale until it appears.
@@ -149,6 +160,7 @@ func (v *view) endList() {
 	v.flush()
 	v.known.purge() // the floor protects from what the tombstones did
 	v.at, v.floor, v.notified = v.listing, v.listing.revision, 0
+	v.events = nil // what follows needs less memory
 }
 
 // resumed tells that a new watch begins after v.at.
@@ -263,12 +275,10 @@ func (v *view) emit(e Event) {
 	}
 }
 
-// flush delivers the events gathered. The slice keeps no pointer into them.
+// flush hands over the events gathered.
 func (v *view) flush() {
 	if len(v.events) == 0 {
 		return
 	}
-	v.deliver(v.events)
-	clear(v.events)
-	v.events = v.events[:0]
+	v.events = v.hand(v.events)
 }

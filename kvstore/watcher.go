@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,15 +28,20 @@ const progressInterval = 10 * time.Second
 type Watcher struct {
 	prefix string
 
-	// view and mustList belong to Run and Drain.
-	view     *view
-	mustList bool // the last watch cannot be resumed
+	// What follows belongs to Run and Drain. While a watch is open, viewMu
+	// guards view, which the comparison sees too.
+	viewMu    sync.Mutex
+	view      *view
+	out       *outbox
+	mustList  bool      // the last watch cannot be resumed
+	compareAt time.Time // when the next comparison is due
 
 	keys     atomic.Int64
-	revision atomic.Int64
 	dropped  atomic.Int64
 	lists    atomic.Int64
 	resumes  atomic.Int64
+	compares atomic.Int64
+	drift    atomic.Int64
 	synced   atomic.Bool
 	live     atomic.Bool
 
@@ -54,7 +60,10 @@ type WatcherStatus struct {
 	Lists       int64 // completed
 	Resumes     int64 // watches continued without a list
 	Dropped     int64 // events of the server that were not news
-	LastError   error // that last ended a list or watch, also when all is well again
+	Pending     int   // events that wait for the consumer
+	Compares    int64 // comparisons with a list while a watch was open
+	Drift       int64 // keys that were found to be wrong by them, and repaired
+	LastError   error // of the last list, watch or comparison that failed, also when all is well again
 	LastErrorAt time.Time
 }
 
@@ -63,9 +72,13 @@ type WatcherStatus struct {
 // name is longer.
 //
 // deliver is called by Run and Drain, never concurrently, with up to 4,096
-// events in the order in which they came about. While it takes its time, the
-// server holds back what follows; other watchers are not affected. The slice,
-// and what its events point to, are reused after it returns.
+// events. The slice, and what its events point to, are reused after it
+// returns. One that keeps up gets the events in the order in which they came
+// about. For one that is more than a delivery behind, those of a key are
+// joined: only its latest state is delivered, and nothing of a key that was
+// created and deleted meanwhile; the order of different keys is lost then. Where even that exceeds
+// 32 MiB, and during a list, the server holds back what follows. Other
+// watchers are never affected.
 //
 // Each completed list ends with one Synced event: the first one, and those
 // after a watch that could not be resumed. What is delivered between two of
@@ -75,7 +88,14 @@ func NewWatcher(prefix string, deliver func([]Event)) *Watcher {
 	if prefix == "" || prefix[len(prefix)-1] != '/' {
 		panic(fmt.Sprintf("kvstore: watched prefix %q does not end in /", prefix))
 	}
-	return &Watcher{prefix: prefix, view: newView(prefix, deliver)}
+	return newWatcher(prefix, deliver)
+}
+
+// newWatcher returns a watcher of any prefix.
+func newWatcher(prefix string, deliver func([]Event)) *Watcher {
+	w := &Watcher{prefix: prefix, view: newView(prefix, deliver), out: newOutbox(deliver)}
+	w.view.hand = w.hand
+	return w
 }
 
 // String returns the prefix.
@@ -93,7 +113,10 @@ func (w *Watcher) Live() bool { return w.live.Load() }
 
 // Revision returns the revision up to which everything is delivered, 0 before
 // the first complete list.
-func (w *Watcher) Revision() int64 { return w.revision.Load() }
+func (w *Watcher) Revision() int64 {
+	revision, _ := w.out.position()
+	return revision
+}
 
 // LastError returns what last ended a list or a watch, nil if nothing did. Why
 // there is no connection at all is in Client.Status.
@@ -105,11 +128,13 @@ func (w *Watcher) LastError() error {
 
 // Status returns the present state.
 func (w *Watcher) Status() WatcherStatus {
+	revision, pending := w.out.position()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return WatcherStatus{
-		Prefix: w.prefix, Keys: w.Len(), Revision: w.Revision(), Synced: w.Synced(), Live: w.Live(),
-		Lists: w.lists.Load(), Resumes: w.resumes.Load(), Dropped: w.dropped.Load(),
+		Prefix: w.prefix, Keys: w.Len(), Revision: revision, Synced: w.Synced(), Live: w.Live(),
+		Lists: w.lists.Load(), Resumes: w.resumes.Load(), Dropped: w.dropped.Load(), Pending: pending,
+		Compares: w.compares.Load(), Drift: w.drift.Load(),
 		LastError: w.lastError, LastErrorAt: w.lastErrorAt,
 	}
 }
@@ -122,17 +147,44 @@ func (w *Watcher) Status() WatcherStatus {
 // It returns ErrHistoryChanged when another etcd answers. Nothing is deleted
 // then: call it again with a new Client, and what the new etcd lacks is
 // deleted when it has been listed completely.
+//
+// What the consumer has not taken when ctx ends, it gets from the next Run, or
+// from Drain.
 func (w *Watcher) Run(ctx context.Context, c *Client) error {
+	delivering, cancel := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	w.out.begin()
+	tasks.Go(w.out.run)
+	tasks.Go(func() {
+		<-delivering.Done()
+		w.out.stop()
+	})
+	defer tasks.Wait()
+	defer cancel()
+	err := w.followAlways(ctx, c)
+	w.out.flush()
+	return err
+}
+
+// followAlways follows until ctx ends, the client is closed, or another etcd
+// answers.
+func (w *Watcher) followAlways(ctx context.Context, c *Client) error {
 	defer w.live.Store(false)
 	var pause backoff
 	w.mustList = true
+	listed := c.limiter.bootstrapping()
+	defer listed()
+	c.status.follows(w, phaseListing)
+	defer c.status.follows(w, phaseEnded)
 	for {
-		err := w.follow(ctx, c)
+		err := w.follow(ctx, c, listed)
 		w.live.Store(false)
 		if ctx.Err() != nil {
 			return nil
 		}
 		w.failed(err)
+		c.status.failed(err)
+		c.status.follows(w, phaseBroken)
 		if errors.Is(err, ErrHistoryChanged) {
 			w.view.abandon()
 			w.publish()
@@ -150,14 +202,17 @@ func (w *Watcher) Run(ctx context.Context, c *Client) error {
 // Drain delivers Deleted for every known key and forgets all. It must not run
 // concurrently with Run.
 func (w *Watcher) Drain() {
+	w.out.empty()
+	w.view.hand = atOnce(w.out.deliver)
 	w.view.drain()
+	w.view.hand = w.hand
 	w.synced.Store(false)
 	w.publish()
 }
 
 // follow lists, unless the last watch can be resumed, and watches until
-// something fails.
-func (w *Watcher) follow(ctx context.Context, c *Client) error {
+// something fails. It calls listed when a list is complete.
+func (w *Watcher) follow(ctx context.Context, c *Client, listed func()) error {
 	if err := c.waitReady(ctx); err != nil {
 		return err
 	}
@@ -173,6 +228,7 @@ func (w *Watcher) follow(ctx context.Context, c *Client) error {
 			return err
 		}
 		w.mustList = false
+		listed()
 	} else {
 		w.view.resumed()
 		w.resumes.Add(1)
@@ -185,6 +241,7 @@ func (w *Watcher) list(ctx context.Context, c *Client) error {
 	if err != nil {
 		return err
 	}
+	w.out.inOrder(true)
 	if err := w.view.beginList(head); err != nil {
 		return err
 	}
@@ -197,6 +254,7 @@ func (w *Watcher) list(ctx context.Context, c *Client) error {
 		return err
 	}
 	w.view.endList()
+	w.out.inOrder(false)
 	w.synced.Store(true)
 	w.lists.Add(1)
 	w.publish()
@@ -204,9 +262,9 @@ func (w *Watcher) list(ctx context.Context, c *Client) error {
 }
 
 // resumable reports whether etcd still has the history that was followed so
-// far: whether the newest key known stood at our revision as we know it. The
-// cluster id alone does not tell, as an etcd that is started anew with the
-// same settings has the same one. Where there is nothing to compare, or it is
+// far: whether the newest key known stood at our revision as we know it, value
+// included. The cluster id alone does not tell, as an etcd that is started anew
+// with the same settings has the same one. Where there is nothing to compare, or it is
 // compacted, a list has to tell.
 func (w *Watcher) resumable(ctx context.Context, c *Client) (bool, error) {
 	newest := w.view.known.newest()
@@ -216,22 +274,24 @@ func (w *Watcher) resumable(ctx context.Context, c *Client) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	key := w.prefix + string(w.view.known.key(newest))
-	resp, err := c.etcd.Get(ctx, key, clientv3.WithKeysOnly(), clientv3.WithRev(max(w.view.at.revision, newest.revision())))
+	resp, err := c.etcd.Get(ctx, key, clientv3.WithRev(max(w.view.at.revision, newest.revision())))
 	switch {
 	case errors.Is(err, rpctypes.ErrCompacted), errors.Is(err, rpctypes.ErrFutureRev):
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("resume %s: %w", w.prefix, c.explain(err))
 	}
-	return resp.Header.ClusterId == w.view.at.cluster &&
-		len(resp.Kvs) == 1 && resp.Kvs[0].ModRevision == newest.revision(), nil
+	if resp.Header.ClusterId != w.view.at.cluster || len(resp.Kvs) != 1 {
+		return false, nil
+	}
+	kv := resp.Kvs[0]
+	return kv.ModRevision == newest.revision() && uint32(maphash.Bytes(w.view.seed, kv.Value)) == newest.digest, nil
 }
 
 // watch applies what happens after view.at until the stream breaks. Every
-// watcher has a stream of its own, and takes from it as fast as its consumer
-// can: what a slow one does not take waits at the server.
+// watcher has a stream of its own.
 func (w *Watcher) watch(ctx context.Context, c *Client) error {
-	ctx, watchdog := newWatchdog(clientv3.WithRequireLeader(ctx), silence)
+	ctx, watchdog := newWatchdog(clientv3.WithRequireLeader(ctx), c.cfg.LivenessTimeout)
 	stream, err := etcdserverpb.NewWatchClient(c.etcd.ActiveConnection()).Watch(ctx, c.callOptions()...)
 	if err != nil {
 		watchdog.stop()
@@ -247,9 +307,15 @@ func (w *Watcher) watch(ctx context.Context, c *Client) error {
 	// An error of Send is told, and better, by Recv.
 	_ = stream.Send(&etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_CreateRequest{CreateRequest: request}})
 
-	var asking sync.WaitGroup
-	asking.Go(func() { askProgress(ctx, stream) })
-	defer asking.Wait()
+	var tasks sync.WaitGroup
+	var told atomic.Bool
+	tasks.Go(func() { w.askProgress(ctx, c, stream, watchdog, &told) })
+	tasks.Go(func() {
+		if err := w.compareRegularly(ctx, c); err != nil {
+			watchdog.cancel(err)
+		}
+	})
+	defer tasks.Wait()
 	defer watchdog.stop()
 	for {
 		watchdog.waiting()
@@ -259,13 +325,24 @@ func (w *Watcher) watch(ctx context.Context, c *Client) error {
 			err = w.answered(resp)
 		}
 		if err != nil {
-			return fmt.Errorf("watch %s: %w", w.prefix, watchdog.explain(err))
+			err = watchdog.explain(err)
+			w.mustList = w.mustList || errors.Is(err, errDrifted)
+			return fmt.Errorf("watch %s: %w", w.prefix, err)
+		}
+		switch {
+		case resp.Created:
+			w.live.Store(true)
+			c.status.follows(w, phaseLive)
+		case len(resp.Events) == 0:
+			told.Store(true)
 		}
 	}
 }
 
 // answered applies one answer of the watch.
 func (w *Watcher) answered(resp *etcdserverpb.WatchResponse) error {
+	w.viewMu.Lock()
+	defer w.viewMu.Unlock()
 	if id := resp.Header.GetClusterId(); id != 0 && id != w.view.at.cluster {
 		return fmt.Errorf("%w: cluster id %x, before %x", ErrHistoryChanged, id, w.view.at.cluster)
 	}
@@ -277,9 +354,6 @@ func (w *Watcher) answered(resp *etcdserverpb.WatchResponse) error {
 		w.mustList = true
 		return fmt.Errorf("ended by the server: %s", resp.CancelReason)
 	}
-	if resp.Created {
-		w.live.Store(true)
-	}
 	if err := w.view.watched(resp); err != nil {
 		w.mustList = true
 		return err
@@ -288,22 +362,42 @@ func (w *Watcher) answered(resp *etcdserverpb.WatchResponse) error {
 	return nil
 }
 
-// askProgress asks for progress notifications until ctx ends.
-func askProgress(ctx context.Context, stream etcdserverpb.Watch_WatchClient) {
+func (c *Client) progressInterval() time.Duration {
+	return min(progressInterval, c.cfg.LivenessTimeout/3)
+}
+
+// askProgress asks for progress notifications until ctx ends. Some watches are
+// told of none: that of an etcd to which nobody writes, and that of etcd's
+// gRPC proxy. Until the first one has come, any answer of etcd shows that it
+// lives.
+func (w *Watcher) askProgress(ctx context.Context, c *Client, stream etcdserverpb.Watch_WatchClient, watchdog *watchdog, told *atomic.Bool) {
 	request := &etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_ProgressRequest{
 		ProgressRequest: &etcdserverpb.WatchProgressRequest{},
 	}}
-	for sleep(ctx, progressInterval) {
+	for sleep(ctx, c.progressInterval()) {
 		if stream.Send(request) != nil {
 			return
 		}
+		if told.Load() {
+			continue
+		}
+		if _, err := c.head(ctx, w.prefix); err == nil {
+			watchdog.again()
+		}
 	}
+}
+
+// hand puts a batch into the outbox. Whoever is delivered it finds in Len what
+// it says.
+func (w *Watcher) hand(batch []Event) (next []Event) {
+	w.keys.Store(int64(w.view.known.live))
+	return w.out.put(batch)
 }
 
 // publish makes the view's figures readable by others.
 func (w *Watcher) publish() {
 	w.keys.Store(int64(w.view.known.live))
-	w.revision.Store(w.view.at.revision)
+	w.out.reached(w.view.at.revision)
 	w.dropped.Store(w.view.dropped)
 }
 

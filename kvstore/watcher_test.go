@@ -6,13 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
-	"net"
 	"net/netip"
 	"slices"
-	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -343,79 +340,40 @@ func port(t testing.TB, e *testutil.Etcd) string {
 // gate stands between a client and an etcd, and can be shut without either
 // being told but by its connections.
 type gate struct {
-	addr   string
-	target string
-	wg     sync.WaitGroup
-
-	mu       sync.Mutex
-	listener net.Listener
-	conns    map[net.Conn]bool
+	proxy *testutil.Proxy
+	addr  string
 }
 
 func newGate(t testing.TB, e *testutil.Etcd) *gate {
-	g := &gate{addr: "127.0.0.1:0", target: e.Addr(), conns: make(map[net.Conn]bool)}
-	g.open()
-	t.Cleanup(g.shut)
-	return g
+	p := testutil.StartProxy(t, e.Addr())
+	return &gate{p, p.Addr()}
 }
 
-func (g *gate) use(c *Config) { c.Endpoints = []string{"http://" + g.addr} }
+func (g *gate) use(c *Config) { c.Endpoints = []string{g.proxy.Endpoint()} }
 
 // open lets connections through.
-func (g *gate) open() {
-	l, err := net.Listen("tcp", g.addr)
-	if err != nil {
-		panic(err)
-	}
-	g.addr = l.Addr().String()
-	g.mu.Lock()
-	g.listener = l
-	g.mu.Unlock()
-	g.wg.Go(func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			g.wg.Go(func() { g.pass(in) })
-		}
-	})
-}
-
-func (g *gate) pass(in net.Conn) {
-	defer in.Close()
-	out, err := net.Dial("tcp", g.target)
-	if err != nil {
-		return
-	}
-	g.mu.Lock()
-	open := g.listener != nil
-	if open {
-		g.conns[in], g.conns[out] = true, true
-	}
-	g.mu.Unlock()
-	defer out.Close()
-	if !open {
-		return
-	}
-	g.wg.Go(func() {
-		_, _ = io.Copy(out, in)
-		out.Close()
-	})
-	_, _ = io.Copy(in, out)
-}
+func (g *gate) open() { g.proxy.Forward() }
 
 // shut breaks all connections and refuses further ones.
-func (g *gate) shut() {
-	g.mu.Lock()
-	if g.listener != nil {
-		g.listener.Close()
-		g.listener = nil
-	}
-	for c := range maps.Keys(g.conns) {
-		c.Close()
-	}
-	clear(g.conns)
-	g.mu.Unlock()
-	g.wg.Wait()
+func (g *gate) shut() { g.proxy.Refuse() }
+
+// An etcd to which nobody writes is not taken for one that hangs, though it
+// has no progress to tell of.
+func TestWatcherOfAnIdleEtcd(t *testing.T) {
+	e := testutil.StartEtcd(t)
+	want := fill(t, e, 10)
+	r := newRecorder()
+	w := NewWatcher("p/", r.deliver)
+	c := mustDial(t, e, func(c *Config) { c.LivenessTimeout = 900 * time.Millisecond })
+	r.awaitStart(t, w, c, want)
+	live := time.Now()
+	testutil.Eventually(t, testTimeout, func() error {
+		if s := w.Status(); !s.Live || s.LastError != nil {
+			t.Fatalf("status %+v", s)
+		}
+		if time.Since(live) < 3*c.cfg.LivenessTimeout {
+			return errors.New("it has not been idle for long enough")
+		}
+		return nil
+	})
 }

@@ -21,6 +21,9 @@ const (
 	defaultTTL          = 15 * time.Minute
 	defaultVerify       = time.Minute
 	defaultKeysPerLease = 1000 // the cost of a put grows with the keys of its lease
+
+	// revokeTimeout bounds how long the end of something waits for etcd.
+	revokeTimeout = 2 * time.Second
 )
 
 // WriterConfig says how a Writer keeps its keys. Zero values mean defaults.
@@ -34,7 +37,11 @@ type WriterConfig struct {
 	// KeysPerLease bounds the keys of one lease (1,000); for more keys there
 	// are more leases.
 	KeysPerLease int
-	Log          *slog.Logger
+	// RevokeOnClose deletes the leased keys when Run ends, so that they do
+	// not stay for the rest of the TTL. An agent that restarts wants its keys
+	// to stay.
+	RevokeOnClose bool
+	Log           *slog.Logger
 }
 
 func (c WriterConfig) withDefaults() WriterConfig {
@@ -64,23 +71,24 @@ type Writer struct {
 	wake  chan struct{} // of capacity 1: there is something to write
 	ready chan struct{}
 
-	mu      sync.Mutex
-	records map[string]*record
-	queue   []string // keys to write, in order
-	said    uint64   // counts what was said
-	awaited uint64   // Ready when nothing said up to it is waiting; 0 before Run
-	isReady bool
-	leases  []*lease
-	lastErr error
-	lastAt  time.Time
+	mu       sync.Mutex
+	records  map[string]*record
+	queue    []string // keys to write, in order
+	said     uint64   // counts what was said
+	barriers []barrier
+	started  bool // Run was called: ready is among the barriers, or closed
+	leases   []*writerLease
+	doubt    bool // a lease was lost: others, and keys without one, may be as well
+	lastErr  error
+	lastAt   time.Time
 }
 
 // WriterStatus is the state of a Writer.
 type WriterStatus struct {
-	Keys        int     // desired
-	Pending     int     // writes and deletions that etcd does not have yet
-	Leases      []int64 // ids
-	LastError   error   // of the last request that failed, also when all is well again
+	Keys        int // desired
+	Pending     int // writes and deletions that etcd does not have yet
+	Leases      []LeaseID
+	LastError   error // of the last request that failed, also when all is well again
 	LastErrorAt time.Time
 	Errors      map[string]error // by key: why it is not in etcd, and will not be before something changes
 }
@@ -90,14 +98,16 @@ type record struct {
 	intent intent
 	value  []byte
 	said   uint64 // when it was last said, in order
+	since  uint64 // when that was said since which etcd is behind; 0: it was lost
 	queued bool
 	taken  bool // a request about it is under way
 	err    error
+	canary func() []byte // makes the value of a canary, nil for other keys
 
 	// lease is the one under which the key was last tried to be put, nil if
 	// it never was or if that lease is lost, and the key with it. held tells
 	// that etcd has confirmed it.
-	lease *lease
+	lease *writerLease
 	held  bool
 	// made is the value with which this writer is known to have created the
 	// key, nil if it did not. When the answer to a creation is lost, the key
@@ -139,6 +149,16 @@ func (w *Writer) Create(key string, value []byte) { w.want(key, intendCreate, va
 // latter until its lease ends. So does a created key that existed before.
 func (w *Writer) Delete(key string) { w.want(key, intendDelete, nil) }
 
+// deleteAll wants no key of this writer to exist.
+func (w *Writer) deleteAll() {
+	w.mu.Lock()
+	keys := w.inOrder(func(*record) bool { return true })
+	w.mu.Unlock()
+	for _, key := range keys {
+		w.Delete(key)
+	}
+}
+
 func (w *Writer) want(key string, to intent, value []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -149,16 +169,31 @@ func (w *Writer) want(key string, to intent, value []byte) {
 	case !ok:
 		r = &record{}
 		w.records[key] = r
-	case r.intent == to && bytes.Equal(r.value, value):
+	case r.canary == nil && r.intent == to && bytes.Equal(r.value, value):
 		return
 	}
-	w.said++
-	r.intent, r.value, r.said, r.err = to, bytes.Clone(value), w.said, nil
+	w.say(r)
+	r.intent, r.value, r.canary = to, bytes.Clone(value), nil
 	if to == intendDelete && !r.mayExist() && !r.taken {
 		w.forget(key, r)
 		return
 	}
 	w.enqueue(key, r)
+}
+
+// say numbers what is wanted now of a record. The caller holds mu.
+func (w *Writer) say(r *record) {
+	w.said++
+	if !r.missing() {
+		r.since = w.said
+	}
+	r.said, r.err = w.said, nil
+}
+
+// missing reports whether etcd does not have what was last said of the key. A
+// key to create that exists is not missing, whatever it holds.
+func (r *record) missing() bool {
+	return r.queued || r.taken || r.err != nil && !errors.Is(r.err, ErrExists)
 }
 
 // mayExist reports whether etcd may hold the key as this writer put it.
@@ -176,11 +211,17 @@ func (w *Writer) enqueue(key string, r *record) {
 	}
 }
 
+// restore has a key written that etcd had, and has lost. The caller holds mu.
+func (w *Writer) restore(key string, r *record) {
+	r.since = 0
+	w.enqueue(key, r)
+}
+
 // forget ends the care for a key that is gone. The caller holds mu.
 func (w *Writer) forget(key string, r *record) {
 	r.release()
 	delete(w.records, key)
-	w.checkReady()
+	w.checkBarriers()
 }
 
 // release gives up the key's place in its lease. The caller holds mu.
@@ -215,16 +256,28 @@ func (w *Writer) Status() WriterStatus {
 		}
 	}
 	for _, l := range w.leases {
-		s.Leases = append(s.Leases, int64(l.id))
+		s.Leases = append(s.Leases, l.id)
 	}
 	return s
 }
 
 // Run writes until ctx ends, and returns nil then. Failures are retried with a
-// back-off of 50 ms to 1 min. The leases are not revoked at the end: the keys
-// of an agent that restarts stay.
+// back-off of 50 ms to 1 min. The leases are not revoked at the end, so that
+// the keys of an agent that restarts stay, unless RevokeOnClose says so; it
+// takes up to 2 s then, and what keeps a lease from being revoked is returned.
 func (w *Writer) Run(ctx context.Context) error {
-	w.await()
+	w.start()
+	err := w.keep(ctx)
+	if err != nil || !w.cfg.RevokeOnClose {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), revokeTimeout)
+	defer cancel()
+	return w.revoke(ctx)
+}
+
+// keep writes until ctx ends or the client is closed.
+func (w *Writer) keep(ctx context.Context) error {
 	var pause backoff
 	verify := time.Now().Add(w.cfg.VerifyInterval)
 	for {
@@ -255,16 +308,16 @@ func (w *Writer) work(ctx context.Context, verify *time.Time) error {
 	if err := w.c.waitReady(ctx); err != nil {
 		return err
 	}
-	if err := w.renew(ctx); err != nil {
-		return err
-	}
-	if !time.Now().Before(*verify) {
-		if err := w.verify(ctx); err != nil {
+	for { // leases fall due while there is much to write
+		if err := w.renew(ctx); err != nil {
 			return err
 		}
-		*verify = time.Now().Add(w.cfg.VerifyInterval)
-	}
-	for {
+		if w.doubtful() || !time.Now().Before(*verify) {
+			if err := w.verify(ctx); err != nil {
+				return err
+			}
+			*verify = time.Now().Add(w.cfg.VerifyInterval)
+		}
 		batch, err := w.take(ctx)
 		if err != nil || len(batch) == 0 {
 			return err
@@ -275,13 +328,19 @@ func (w *Writer) work(ctx context.Context, verify *time.Time) error {
 	}
 }
 
+func (w *Writer) doubtful() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.doubt
+}
+
 // idle sleeps until there is something to do, and reports whether ctx lives.
 func (w *Writer) idle(ctx context.Context, verify time.Time) bool {
 	due := verify
 	w.mu.Lock()
 	for _, l := range w.leases {
-		if l.renewAt.Before(due) {
-			due = l.renewAt
+		if at := l.renewAt(); at.Before(due) {
+			due = at
 		}
 	}
 	w.mu.Unlock()
@@ -294,32 +353,6 @@ func (w *Writer) idle(ctx context.Context, verify time.Time) bool {
 	case <-w.wake:
 	}
 	return true
-}
-
-// await notes what Ready is about.
-func (w *Writer) await() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.awaited == 0 {
-		w.awaited = max(w.said, 1)
-	}
-	w.checkReady()
-}
-
-// checkReady closes ready once nothing that is awaited is missing. The caller
-// holds mu.
-func (w *Writer) checkReady() {
-	if w.isReady || w.awaited == 0 {
-		return
-	}
-	for _, r := range w.records {
-		missing := r.queued || r.taken || r.err != nil && !errors.Is(r.err, ErrExists)
-		if missing && r.said <= w.awaited {
-			return
-		}
-	}
-	w.isReady = true
-	close(w.ready)
 }
 
 // startOver wants everything again of an etcd that has nothing of it.
@@ -339,7 +372,7 @@ func (w *Writer) startOver() {
 		}
 	}
 	for _, key := range w.inOrder(func(r *record) bool { return r.intent == intendCreate }) {
-		w.enqueue(key, w.records[key])
+		w.restore(key, w.records[key])
 	}
 	w.c.history.repin()
 }

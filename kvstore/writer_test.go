@@ -92,7 +92,7 @@ func TestWriterSetsChangesAndDeletes(t *testing.T) {
 	if s := w.Status(); s.Keys != 2 || len(s.Leases) != 1 || len(s.Errors) != 0 {
 		t.Errorf("status %+v", s)
 	}
-	if lease, _ := leaseOf(t, e, "p/a"); int64(lease) != w.Status().Leases[0] {
+	if lease, _ := leaseOf(t, e, "p/a"); LeaseID(lease) != w.Status().Leases[0] {
 		t.Errorf("p/a has lease %x, want %x", lease, w.Status().Leases[0])
 	}
 }

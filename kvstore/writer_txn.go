@@ -31,7 +31,7 @@ type write struct {
 	intent intent
 	value  []byte
 	said   uint64
-	lease  *lease
+	lease  *writerLease
 	made   []byte
 }
 
@@ -54,6 +54,7 @@ func (w *Writer) take(ctx context.Context) ([]write, error) {
 func (w *Writer) takeQueued() (batch []write, leaseless bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	var held []string // canaries that something is missing before
 	taken, size := 0, 0
 	for _, key := range w.queue {
 		r := w.records[key]
@@ -64,6 +65,14 @@ func (w *Writer) takeQueued() (batch []write, leaseless bool) {
 		if r == nil || !r.queued { // deleted before it was ever written
 			taken++
 			continue
+		}
+		if r.canary != nil {
+			if w.behind(r) {
+				held = append(held, key)
+				taken++
+				continue
+			}
+			r.value = r.canary()
 		}
 		size += len(key) + 2*len(r.value) // compared and put
 		if len(batch) == writeBatch || len(batch) > 0 && size > writeBytes {
@@ -80,7 +89,7 @@ func (w *Writer) takeQueued() (batch []write, leaseless bool) {
 		batch = append(batch, write{key: key, intent: r.intent, value: r.value, said: r.said, lease: r.lease, made: r.made})
 		taken++
 	}
-	w.queue = slices.Delete(w.queue, 0, taken)
+	w.queue = slices.Replace(w.queue, 0, taken, held...)
 	return batch, leaseless
 }
 
@@ -93,7 +102,7 @@ func (x write) op() clientv3.Op {
 			clientv3.Compare(clientv3.Value(x.key), "=", string(x.value)),
 			clientv3.Compare(clientv3.LeaseValue(x.key), "=", int64(x.lease.id)),
 		}
-		return clientv3.OpTxn(same, nil, []clientv3.Op{clientv3.OpPut(x.key, string(x.value), clientv3.WithLease(x.lease.id))})
+		return clientv3.OpTxn(same, nil, []clientv3.Op{clientv3.OpPut(x.key, string(x.value), clientv3.WithLease(clientv3.LeaseID(x.lease.id)))})
 	case intendCreate:
 		absent := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(x.key), "=", 0)}
 		return clientv3.OpTxn(absent,
@@ -160,8 +169,8 @@ func refused(err error) bool {
 	return false
 }
 
-func leasesOf(batch []write) []*lease {
-	var leases []*lease
+func leasesOf(batch []write) []*writerLease {
+	var leases []*writerLease
 	for _, x := range batch {
 		if x.lease != nil && !slices.Contains(leases, x.lease) {
 			leases = append(leases, x.lease)
@@ -211,13 +220,16 @@ func (w *Writer) settle(x write, resp *etcdserverpb.TxnResponse, err error) {
 	default:
 		r.made = nil
 	}
+	if err == nil {
+		r.since = r.said // what was said meanwhile is what is missing now
+	}
 	if r.said == x.said {
 		r.err = err
 		if r.intent == intendDelete && err == nil {
 			w.forget(x.key, r)
 		}
 	}
-	w.checkReady()
+	w.checkBarriers()
 }
 
 // differs judges a key that existed when it was to be created.

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvstore
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Op is a write that is part of a guarded transaction.
+type Op struct {
+	Kind  OpKind
+	Key   string
+	Value []byte  // not of OpDelete
+	Lease LeaseID // under which the key is put; 0: none
+}
+
+// OpKind says what an Op does.
+type OpKind uint8
+
+const (
+	OpPut    OpKind = iota // write the key, whatever it holds
+	OpCreate               // write the key, which must not exist
+	OpDelete               // delete the key, if it exists
+)
+
+// Put writes a key, without a lease, if the lock is held.
+func (l *Lock) Put(ctx context.Context, key string, value []byte) error {
+	return l.Txn(ctx, Op{Kind: OpPut, Key: key, Value: value})
+}
+
+// Create writes a key that must not exist, without a lease, if the lock is
+// held. It returns ErrExists if the key exists.
+func (l *Lock) Create(ctx context.Context, key string, value []byte) error {
+	return l.Txn(ctx, Op{Kind: OpCreate, Key: key, Value: value})
+}
+
+// Delete deletes a key if the lock is held. An absent one is fine.
+func (l *Lock) Delete(ctx context.Context, key string) error {
+	return l.Txn(ctx, Op{Kind: OpDelete, Key: key})
+}
+
+// Txn does all of ops, up to 100 of different keys, at one revision if the
+// lock is held, and none otherwise. It returns ErrLockLost where the lock is
+// not held, and ErrExists where a key to be created exists. With any other
+// error it may have been done or not.
+func (l *Lock) Txn(ctx context.Context, ops ...Op) error {
+	if err := l.session.Err(); err != nil {
+		return l.lost(ops, err)
+	}
+	var (
+		absent []clientv3.Cmp
+		do     []clientv3.Op
+	)
+	for _, op := range ops {
+		switch op.Kind {
+		case OpCreate:
+			absent = append(absent, clientv3.Compare(clientv3.CreateRevision(op.Key), "=", 0))
+			fallthrough
+		case OpPut:
+			do = append(do, clientv3.OpPut(op.Key, string(op.Value), clientv3.WithLease(clientv3.LeaseID(op.Lease))))
+		case OpDelete:
+			do = append(do, clientv3.OpDelete(op.Key))
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	resp, err := l.c.etcd.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.revision)).
+		Then(clientv3.OpTxn(absent, do, nil)).
+		Commit()
+	switch {
+	case err != nil:
+		return fmt.Errorf("write %s under lock %s: %w", keysOf(ops), l.path, l.c.explain(err))
+	case !resp.Succeeded:
+		err := fmt.Errorf("%s is gone", l.key)
+		l.session.over(err)
+		return l.lost(ops, err)
+	case !resp.Responses[0].GetResponseTxn().Succeeded:
+		return fmt.Errorf("write %s under lock %s: %w", keysOf(ops), l.path, ErrExists)
+	}
+	return nil
+}
+
+func (l *Lock) lost(ops []Op, cause error) error {
+	return fmt.Errorf("write %s under lock %s: %w: %w", keysOf(ops), l.path, ErrLockLost, cause)
+}
+
+func keysOf(ops []Op) string {
+	keys := make([]string, len(ops))
+	for i, op := range ops {
+		keys[i] = op.Key
+	}
+	return strings.Join(keys, ", ")
+}
