@@ -43,6 +43,7 @@ func usagef(format string, args ...any) error { return &usageError{cause: fmt.Er
 // environment is all that a command takes from its process.
 type environment struct {
 	ctx            context.Context // ends a command that only reads
+	stdin          io.Reader
 	stdout, stderr io.Writer
 	lookup         func(name string) (value string, ok bool) // of environment variables
 	signals        func() <-chan os.Signal                   // asks for the signals that stop the agent
@@ -52,7 +53,7 @@ type environment struct {
 
 func main() {
 	os.Exit(run(environment{
-		ctx: context.Background(), stdout: os.Stdout, stderr: os.Stderr, lookup: os.LookupEnv, signals: stopSignals,
+		ctx: context.Background(), stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, lookup: os.LookupEnv, signals: stopSignals,
 		terminal: isTerminal(os.Stderr), now: time.Now,
 	}, os.Args[1:]))
 }
@@ -128,7 +129,8 @@ func newRoot(env environment) (root *cobra.Command, started *bool) {
 	}
 	root.AddCommand(
 		agentCommand(env, c), statusCommand(env, c), ipCommand(env, c), nodeCommand(env, c), identityCommand(env, c),
-		bpfCommand(env, c), flowsCommand(env, c), versionCommand(env, c),
+		bpfCommand(env, c), flowsCommand(env, c), kvstoreCommand(env), troubleshootCommand(env),
+		versionCommand(env, c),
 	)
 	return root, started
 }
