@@ -37,6 +37,9 @@ type Config struct {
 	// source, and what it has left behind in an earlier life must be known until it is withdrawn.
 	Own *kvstore.Config
 
+	// Tune completes the config of each remote cluster by what its file does not say, such as rates; nil: by nothing.
+	Tune func(*kvstore.Config)
+
 	IPs        *ipcache.Table
 	Nodes      *node.Table
 	Identities *identity.Table

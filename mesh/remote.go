@@ -87,7 +87,7 @@ func (r *remote) configure(f file, doubt error) {
 		return
 	}
 	s.hash = f.hash
-	config, err := parseConfig(f.content)
+	config, err := r.parseConfig(f.content)
 	if s.parseErr = err; err != nil {
 		r.note(s.err())
 		r.log.Warn("config of remote cluster is unusable, the one before it stays", "err", s.err())
@@ -100,10 +100,13 @@ func (r *remote) configure(f file, doubt error) {
 	r.wake()
 }
 
-func parseConfig(content []byte) (kvstore.Config, error) {
+func (r *remote) parseConfig(content []byte) (kvstore.Config, error) {
 	config, err := kvstore.ParseConfig(content)
 	if err != nil {
 		return kvstore.Config{}, err
+	}
+	if tune := r.mesh.cfg.Tune; tune != nil {
+		tune(&config)
 	}
 	return config, config.Validate()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weftmesh/weft/internal/testutil/golden"
+	"github.com/weftmesh/weft/kvstore"
 )
 
 const someConfig = "endpoints:\n- http://127.0.0.1:1\n"
@@ -158,7 +159,7 @@ func TestConfigFileVectors(t *testing.T) {
 			t.Errorf("%s: invalid name %v: %v", v.File, invalid, s.invalid[v.File])
 		}
 		if config && v.ParseError != "" {
-			if _, err := parseConfig(f.content); err == nil {
+			if _, err := kvstore.ParseConfig(f.content); err == nil {
 				t.Errorf("%s: parsed, want an error like %q", v.File, v.ParseError)
 			}
 		}

@@ -117,7 +117,7 @@ func (a *agent) addKVStore() (err error) {
 	if a.client, err = kvstore.Dial(*a.cfg.kvstore, log); err != nil {
 		return usagef("--kvstore-config %s: %w", a.cfg.kvstoreConfig, err)
 	}
-	a.writer = kvstore.NewWriter(a.client, kvstore.WriterConfig{Log: log})
+	a.writer = kvstore.NewWriter(a.client, kvstore.WriterConfig{TTL: a.cfg.kvstoreLeaseTTL, Log: log})
 	a.tasks = append(a.tasks, a.writer)
 	return nil
 }
@@ -140,7 +140,7 @@ func (a *agent) addEndpoints() (err error) {
 func (a *agent) addMesh() (err error) {
 	a.mesh, err = mesh.New(mesh.Config{
 		Dir: a.cfg.clustermeshConfig, ClusterName: a.cfg.clusterName, ClusterID: identity.ClusterID(a.cfg.clusterID),
-		NodeName: a.cfg.nodeName, Layout: a.cfg.layout, DualStack: a.dualStack(), Underlay6: a.underlay6(), Own: a.cfg.kvstore,
+		NodeName: a.cfg.nodeName, Layout: a.cfg.layout, DualStack: a.dualStack(), Underlay6: a.underlay6(), Own: a.cfg.kvstore, Tune: a.cfg.tune,
 		IPs: a.ips, Nodes: a.nodes, Identities: a.identities, Services: a.services, Log: a.log.With("task", "mesh"),
 	})
 	if err == nil {
@@ -160,6 +160,13 @@ func (a *agent) addDatapath() (err error) {
 		a.tasks = append(a.tasks, a.datapath)
 	}
 	return err
+}
+
+// tune applies --kvstore-opt, whose values have been checked.
+func (o *agentOptions) tune(c *kvstore.Config) {
+	for _, opt := range o.kvstoreOpts {
+		_ = c.SetOption(opt.name, opt.value)
+	}
 }
 
 // listed reports whether all who claim for a cluster, or for any if id is 0, have been heard: the mesh, and for our own

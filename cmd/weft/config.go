@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -21,6 +23,12 @@ import (
 const (
 	defaultSocket = "/run/weft/weft.sock"
 	defaultBPFFS  = "/sys/fs/bpf"
+)
+
+// Bounds of --kvstore-lease-ttl: shorter, and a slow etcd withdraws a node that is well; longer, and a dead one stays.
+const (
+	minLeaseTTL = 25 * time.Second
+	maxLeaseTTL = 24 * time.Hour
 )
 
 // defaultCluster is the name of a cluster that is in no mesh.
@@ -50,6 +58,8 @@ type agentOptions struct {
 	podCIDRs             []netip.Prefix
 	clustermeshConfig    string
 	kvstoreConfig        string
+	kvstoreOpts          []kvstoreOption
+	kvstoreLeaseTTL      time.Duration
 	endpointsDir         string
 	devices              []string
 	routingMode          string
@@ -72,6 +82,10 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.StringVar(&o.clustermeshConfig, "clustermesh-config", "", "`directory` with an etcd client config for each remote cluster")
 	flags.StringVar(&o.kvstoreConfig, "kvstore-config", "",
 		"etcd client config of the cluster's own etcd, a `file`; without it, nothing is published")
+	flags.Var(&list[kvstoreOption]{&o.kvstoreOpts, parseKVStoreOption, kvstoreOption.String, "options", false}, "kvstore-opt",
+		"how every etcd is used, one `option`, such as etcd.qps=100")
+	flags.DurationVar(&o.kvstoreLeaseTTL, "kvstore-lease-ttl", 15*time.Minute,
+		"how long what this node publishes outlives its agent, a `duration`")
 	flags.StringVar(&o.endpointsDir, "endpoints-dir", "", "`directory` of YAML files that declare the workloads of this node")
 	flags.Var(&list[string]{&o.devices, parseDevice, func(s string) string { return s }, "devices", false}, "devices",
 		"`names` of network devices to identify packets on (default: those of the default routes and of the node's addresses)")
@@ -102,6 +116,19 @@ func parsePodCIDR(text string) (netip.Prefix, error) {
 		return netip.Prefix{}, fmt.Errorf("%s has bits beyond its length: did you mean %s?", p, p.Masked())
 	}
 	return p, nil
+}
+
+// kvstoreOption is one name=value of --kvstore-opt.
+type kvstoreOption struct{ name, value string }
+
+func (o kvstoreOption) String() string { return o.name + "=" + o.value }
+
+func parseKVStoreOption(text string) (kvstoreOption, error) {
+	name, value, ok := strings.Cut(text, "=")
+	if !ok {
+		return kvstoreOption{}, fmt.Errorf("%q: want name=value, such as etcd.qps=100", text)
+	}
+	return kvstoreOption{name, value}, new(kvstore.Config).SetOption(name, value)
 }
 
 func parseDevice(text string) (string, error) {
@@ -143,6 +170,7 @@ func (o *agentOptions) load(flags *pflag.FlagSet, c *clientOptions) (agentConfig
 		if err != nil {
 			return agentConfig{}, usagef("--kvstore-config: %w", err)
 		}
+		o.tune(&k)
 		cfg.kvstore = &k
 	}
 	return cfg, nil
@@ -166,6 +194,8 @@ func (c *agentConfig) check() (err error) {
 		return errors.New("--clustermesh-config: a cluster of a mesh needs a number of its own: give one with --cluster-id")
 	case c.maxEntries == 0:
 		return errors.New("--max-ipcache-entries: want at least 1")
+	case c.kvstoreLeaseTTL < minLeaseTTL || c.kvstoreLeaseTTL > maxLeaseTTL:
+		return fmt.Errorf("--kvstore-lease-ttl %s: want %s to %s", c.kvstoreLeaseTTL, minLeaseTTL, maxLeaseTTL)
 	}
 	if err := checkNodeName(c.nodeName); err != nil {
 		return err

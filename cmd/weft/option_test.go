@@ -61,6 +61,8 @@ var others = map[string][3]string{
 	"pod-cidr":               {"10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24"},
 	"clustermesh-config":     {"/a", "/b", "/c"},
 	"kvstore-config":         {}, // see below: it must be a real one
+	"kvstore-opt":            {"etcd.qps=1", "etcd.qps=2", "etcd.limit=3"},
+	"kvstore-lease-ttl":      {"1m0s", "2m0s", "3m0s"},
 	"endpoints-dir":          {"/a", "/b", "/c"},
 	"devices":                {"a", "b", "c"},
 	"routing-mode":           {"native", "native", "native"},
@@ -139,7 +141,8 @@ func optionIn(t *testing.T, cfg agentConfig, name string) string {
 		"kvstore-config": cfg.kvstoreConfig, "endpoints-dir": cfg.endpointsDir, "routing-mode": cfg.routingMode,
 		"max-ipcache-entries": cfg.maxEntries, "flow-sample": cfg.flowSample, "log-level": cfg.logLevel,
 		"node-ip": strings.Join(texts(cfg.nodeIPs), ","), "pod-cidr": strings.Join(texts(cfg.podCIDRs), ","),
-		"devices": strings.Join(cfg.devices, ","),
+		"devices": strings.Join(cfg.devices, ","), "kvstore-opt": strings.Join(texts(cfg.kvstoreOpts), ","),
+		"kvstore-lease-ttl": cfg.kvstoreLeaseTTL,
 	}
 	value, ok := v[name]
 	if !ok {
@@ -207,6 +210,10 @@ func TestBadOptions(t *testing.T) {
 		{file: "node-name: a\nnode-name: b\n", want: `agent.yaml:2: option "node-name" stands already in line 1`},
 		{file: "cluster-id: many\n", want: "agent.yaml:1: cluster-id: invalid syntax"},
 		{file: "cluster-id: [1]\n", want: "agent.yaml:1: cluster-id: want a plain value"},
+		{file: "kvstore-opt: [etcd.qps=0]\n", want: `etcd.qps: "0" is not a number above 0`},
+		{file: "kvstore-opt: etcd.qsp=1\n", want: `unknown option "etcd.qsp"`},
+		{file: "kvstore-opt: etcd.qps\n", want: "want name=value"},
+		{file: "kvstore-lease-ttl: 1s\n", want: "--kvstore-lease-ttl 1s: want 25s to 24h"},
 		{file: "devices: {a: b}\n", want: "agent.yaml:1: devices: want a value or a list of values"},
 		{file: "node-ip:\n- 10.0.0.1\n- nonsense\n", want: `node-ip: "nonsense" is not an IP address`},
 		{file: "node-ip: nonsense\n", args: []string{"--node-ip", "10.0.0.1"}, want: `"nonsense" is not an IP address`},
