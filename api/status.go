@@ -48,8 +48,11 @@ type LocalNode struct {
 type KVStore struct {
 	Endpoints     []string          `json:"endpoints"`
 	Endpoint      string            `json:"endpoint,omitempty"` // the one that answered last
+	State         string            `json:"state"`              // of the connection: connecting, syncing, ready, stale or failed
+	Since         time.Time         `json:"since"`              // of the state
 	Connected     bool              `json:"connected"`
 	ServerVersion string            `json:"serverVersion,omitempty"`
+	Warning       string            `json:"warning,omitempty"` // what is wrong with a server of this version
 	EtcdClusterID string            `json:"etcdClusterID,omitempty"`
 	Revision      int64             `json:"revision,omitempty"`
 	Ready         bool              `json:"ready"` // all that was to be published has been, once
@@ -74,10 +77,12 @@ type Cluster struct {
 	ConfigError   string            `json:"configError,omitempty"` // of the file; what it last held stays in use
 	Endpoints     []string          `json:"endpoints"`
 	ServerVersion string            `json:"serverVersion,omitempty"`
+	Warning       string            `json:"warning,omitempty"` // what is wrong with a server of this version
 	EtcdClusterID string            `json:"etcdClusterID,omitempty"`
 	Revision      int64             `json:"revision,omitempty"`
-	Canaries      bool              `json:"canaries"` // the cluster says when its data is complete
-	Cached        bool              `json:"cached"`   // the data comes from a copy
+	Lag           int64             `json:"lag,omitempty"` // revisions by which what is known trails Revision
+	Canaries      bool              `json:"canaries"`      // the cluster says when its data is complete
+	Cached        bool              `json:"cached"`        // the data comes from a copy
 	Counts        Counts            `json:"counts"`
 	Synced        map[string]bool   `json:"synced"` // by resource: listed completely at least once
 	Failures      uint64            `json:"failures"`

@@ -215,6 +215,7 @@ func (r *remote) status() RemoteStatus {
 	if r.client != nil {
 		c := r.client.Status()
 		s.EtcdClusterID, s.ServerVersion, s.Revision = c.EtcdClusterID, printable(c.ServerVersion), c.Revision
+		s.Warning, s.Lag = printable(c.Warning), c.Lag
 	}
 	if fs := r.feeds; fs != nil {
 		for _, f := range []struct {

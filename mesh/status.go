@@ -57,7 +57,11 @@ type RemoteStatus struct {
 
 	EtcdClusterID uint64 `json:"etcdClusterID,omitempty"`
 	ServerVersion string `json:"serverVersion,omitempty"`
-	Revision      int64  `json:"revision,omitempty"`
+	// Warning says what is wrong with a server of this version.
+	Warning  string `json:"warning,omitempty"`
+	Revision int64  `json:"revision,omitempty"`
+	// Lag is by how many revisions what is known trails Revision.
+	Lag int64 `json:"lag,omitempty"`
 
 	// Rejected counts refused values by "kind/reason".
 	Rejected map[string]uint64 `json:"rejected,omitempty"`

@@ -157,7 +157,8 @@ func labStatus(healthy bool) api.Status {
 		Cluster: api.LocalCluster{Name: "east", ID: 1, MaxConnectedClusters: 255},
 		Node:    api.LocalNode{Name: "east-n1", IPs: []netip.Addr{addr("172.18.1.1"), addr("fd00:18:1::1")}, PodCIDRs: []netip.Prefix{prefix("10.1.1.0/24")}},
 		KVStore: &api.KVStore{
-			Endpoints: []string{"http://127.0.0.1:2379"}, Connected: true, ServerVersion: "3.7.3", EtcdClusterID: "1f2e", Revision: 42, Ready: true,
+			Endpoints: []string{"http://127.0.0.1:2379"}, Connected: true, State: "ready", Since: testNow.Add(-time.Hour),
+			ServerVersion: "3.7.0", Warning: "a reader may see more than it should", EtcdClusterID: "1f2e", Revision: 42, Ready: true,
 			Keys: 5, Leases: []string{"7c028201b53de662"},
 		},
 		Clusters: []api.Cluster{

@@ -47,6 +47,7 @@ func (a *agent) kvstoreStatus() *api.KVStore {
 	c, w := a.client.Status(), a.writer.Status()
 	k := &api.KVStore{
 		Endpoints: present(c.Endpoints), Endpoint: c.Endpoint, Connected: c.Connected, ServerVersion: c.ServerVersion,
+		State: string(c.State), Since: c.Since, Warning: c.Warning,
 		EtcdClusterID: hex(c.EtcdClusterID), Revision: c.Revision, Ready: isClosed(a.writer.Ready()), Keys: w.Keys, Pending: w.Pending,
 		Leases: []string{}, LastError: errorText(w.LastError), LastErrorAt: w.LastErrorAt, KeyErrors: map[string]string{},
 	}
@@ -66,7 +67,7 @@ func makeCluster(r *mesh.RemoteStatus) api.Cluster {
 	c := api.Cluster{
 		Name: r.Name, ID: r.ClusterID, Own: r.Own, State: string(r.State), Ready: r.State == mesh.Ready, Since: r.Since,
 		ConfigFile: r.ConfigFile, ConfigError: r.ConfigError, Endpoints: present(r.Endpoints), ServerVersion: r.ServerVersion,
-		EtcdClusterID: hex(r.EtcdClusterID), Revision: r.Revision, Canaries: r.Canaries, Cached: r.Cached,
+		Warning: r.Warning, EtcdClusterID: hex(r.EtcdClusterID), Revision: r.Revision, Lag: r.Lag, Canaries: r.Canaries, Cached: r.Cached,
 		Counts: api.Counts{Nodes: r.Nodes, IPs: r.IPs, Identities: r.Identities, Services: r.Services},
 		Synced: map[string]bool{
 			"nodes": r.Synced.Nodes, "ips": r.Synced.IPs, "identities": r.Synced.Identities, "services": r.Synced.Services,

@@ -102,18 +102,25 @@ func (p *statusPrinter) kvstore() {
 		p.line("KVStore", "none, nothing is published")
 		return
 	}
-	state := "disconnected"
-	if k.Connected {
-		state = "connected"
-	}
-	p.line("KVStore", "%s, %s published, %d pending, leases: %s", state, count(k.Keys-min(k.Pending, k.Keys), "key"), k.Pending,
+	p.line("KVStore", "%s for %s, %s published, %d pending, leases: %s", k.State, age(p.now, k.Since), count(k.Keys-min(k.Pending, k.Keys), "key"), k.Pending,
 		orDash(strings.Join(k.Leases, ",")))
-	p.etcd(k.Endpoints, k.ServerVersion, k.EtcdClusterID, k.Revision)
+	p.etcd(k.Endpoints, k.ServerVersion, k.EtcdClusterID, k.Revision, 0)
+	p.warning(k.Warning)
 	p.lastError(k.LastError, k.LastErrorAt)
 }
 
-func (p *statusPrinter) etcd(endpoints []string, version, clusterID string, revision int64) {
-	p.branch("etcd: %s - %s, cluster-id=%s, revision=%d", orDash(strings.Join(endpoints, ",")), orDash(version), orDash(clusterID), revision)
+func (p *statusPrinter) etcd(endpoints []string, version, clusterID string, revision, lag int64) {
+	behind := ""
+	if lag > 0 {
+		behind = fmt.Sprintf(", lag=%d", lag)
+	}
+	p.branch("etcd: %s - %s, cluster-id=%s, revision=%d%s", orDash(strings.Join(endpoints, ",")), orDash(version), orDash(clusterID), revision, behind)
+}
+
+func (p *statusPrinter) warning(text string) {
+	if text != "" {
+		p.branch("warning: %s", text)
+	}
 }
 
 func (p *statusPrinter) lastError(text string, at time.Time) {
@@ -152,7 +159,8 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 		count(c.Counts.Nodes, "node"), count(c.Counts.IPs, "endpoint"), count(c.Counts.Identities, "identity"),
 		count(c.Counts.Services, "service"), count(int(c.Reconnects), "reconnection"))))
 	if len(c.Endpoints) > 0 {
-		p.etcd(c.Endpoints, c.ServerVersion, c.EtcdClusterID, c.Revision)
+		p.etcd(c.Endpoints, c.ServerVersion, c.EtcdClusterID, c.Revision, c.Lag)
+		p.warning(c.Warning)
 	}
 	if c.ID != 0 && !c.Own {
 		p.branch("remote configuration: cluster-id=%d, kvstoremesh=%t, sync-canaries=%t", c.ID, c.Cached, c.Canaries)
