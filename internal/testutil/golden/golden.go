@@ -10,6 +10,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -51,4 +53,47 @@ func Lines[T any](t testing.TB, name string) []T {
 		t.Fatalf("%s is empty", name)
 	}
 	return all
+}
+
+// Values returns what the recorded clusters keep in their etcds under keys that contain part, by key; their canaries are
+// left out.
+func Values(t testing.TB, part string) map[string]string {
+	t.Helper()
+	values := make(map[string]string)
+	for _, file := range []string{
+		"kvstore-state-east.jsonl", "kvstore-state-west.jsonl", "kvstore-cache-mock.jsonl", "kvstore-cache-mock-ipv6-wireguard.jsonl",
+	} {
+		for _, kv := range Lines[struct{ Key, Value string }](t, file) {
+			if strings.Contains(kv.Key, part) && !strings.Contains(kv.Key, "/synced/") {
+				values[kv.Key] = kv.Value
+			}
+		}
+	}
+	if len(values) == 0 {
+		t.Fatalf("nothing is recorded under %s", part)
+	}
+	return values
+}
+
+// Verdict is what Cilium's own code made of one object of a remote cluster.
+type Verdict struct {
+	Kind      string
+	Key       string `json:"key_suffix"`
+	Name      string
+	Value     string
+	Cluster   string `json:"remote_cluster"`
+	ClusterID uint32 `json:"remote_cluster_id"`
+	LocalMax  int    `json:"local_max_connected_clusters"`
+	Accepted  bool
+	Error     string `json:"cilium_error"`
+}
+
+// Verdicts returns those on one kind of object.
+func Verdicts(t testing.TB, kind string) []Verdict {
+	t.Helper()
+	verdicts := slices.DeleteFunc(Lines[Verdict](t, "validation.jsonl"), func(v Verdict) bool { return v.Kind != kind })
+	if len(verdicts) == 0 {
+		t.Fatalf("no verdict on a %s is recorded", kind)
+	}
+	return verdicts
 }
