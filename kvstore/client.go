@@ -183,12 +183,12 @@ func (c *Client) Get(ctx context.Context, key string) (kv KV, ok bool, err error
 // returns. It holds them all in memory: a prefix of unknown size is for a
 // Watcher.
 func (c *Client) List(ctx context.Context, prefix string) ([]KV, int64, error) {
-	at, err := c.head(ctx, prefix)
+	at, err := c.head(ctx, prefixed(prefix))
 	if err != nil {
 		return nil, 0, err
 	}
 	var kvs []KV
-	err = c.list(ctx, prefix, at.revision, func(chunk []*keyValue) error {
+	err = c.list(ctx, prefixed(prefix), at.revision, func(chunk []*keyValue) error {
 		for _, kv := range chunk {
 			kvs = append(kvs, kvOf(kv))
 		}

@@ -3,7 +3,6 @@
 package kvstore
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -51,7 +50,7 @@ func (w *Watcher) compareRegularly(ctx context.Context, c *Client) error {
 		case errors.Is(err, errDrifted):
 			return err
 		case err != nil:
-			w.failed(fmt.Errorf("compare %s: %w", w.prefix, err))
+			w.failed(fmt.Errorf("compare %s: %w", w, err))
 		}
 	}
 }
@@ -60,7 +59,7 @@ func (w *Watcher) compareRegularly(ctx context.Context, c *Client) error {
 // watch goes on. What differs is looked at again when the watch must have told
 // of it; what differs still is repaired, by delivering it, and counted.
 func (w *Watcher) compare(ctx context.Context, c *Client) error {
-	head, err := c.head(ctx, w.prefix)
+	head, err := c.head(ctx, w.of)
 	if err != nil {
 		return err
 	}
@@ -93,7 +92,7 @@ func (w *Watcher) suspects(ctx context.Context, c *Client, revision int64) ([]su
 	w.view.known.markStale()
 	w.viewMu.Unlock()
 	var suspects []suspect
-	err := c.list(ctx, w.prefix, revision, func(kvs []*keyValue) error {
+	err := c.list(ctx, w.of, revision, func(kvs []*keyValue) error {
 		w.viewMu.Lock()
 		defer w.viewMu.Unlock()
 		suspects = w.view.compared(suspects, kvs)
@@ -112,7 +111,7 @@ func (w *Watcher) suspects(ctx context.Context, c *Client, revision int64) ([]su
 func (w *Watcher) repair(ctx context.Context, c *Client, key string, revision int64) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	resp, err := c.etcd.Get(ctx, w.prefix+key)
+	resp, err := c.etcd.Get(ctx, w.of.start+key)
 	if err != nil {
 		return c.explain(err)
 	}
@@ -134,7 +133,7 @@ func (w *Watcher) repair(ctx context.Context, c *Client, key string, revision in
 // as they were before. The others lose their mark.
 func (v *view) compared(suspects []suspect, kvs []*keyValue) []suspect {
 	for _, kv := range kvs {
-		key, ok := bytes.CutPrefix(kv.Key, v.prefix)
+		key, ok := v.relative(kv.Key)
 		if !ok {
 			continue
 		}

@@ -27,9 +27,9 @@ func kvOf(kv *keyValue) KV {
 // one is asked for. An error is the last that it yields.
 func (c *Client) All(ctx context.Context, prefix string) iter.Seq2[KV, error] {
 	return func(yield func(KV, error) bool) {
-		at, err := c.head(ctx, prefix)
+		at, err := c.head(ctx, prefixed(prefix))
 		if err == nil {
-			err = c.list(ctx, prefix, at.revision, func(chunk []*keyValue) error {
+			err = c.list(ctx, prefixed(prefix), at.revision, func(chunk []*keyValue) error {
 				for _, kv := range chunk {
 					if !yield(kvOf(kv), nil) {
 						return errEnough

@@ -35,7 +35,7 @@ func (c *Client) FollowHeartbeat(ctx context.Context) error {
 		}
 	})
 	defer h.stop()
-	return newWatcher(c.cfg.HeartbeatKey, h.deliver).Run(ctx, c)
+	return NewKeyWatcher(c.cfg.HeartbeatKey, h.deliver).Run(ctx, c)
 }
 
 // heart tells when a heartbeat is late, and when it is back.
@@ -55,14 +55,11 @@ func newHeart(late func(bool)) *heart {
 	return h
 }
 
-// deliver takes the events of the key, and of others that begin with it.
+// deliver takes the events of the key.
 func (h *heart) deliver(events []Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, e := range events {
-		if len(e.Key) > 0 {
-			continue
-		}
 		if e.Kind != Synced {
 			h.exists = e.Kind != Deleted
 		}

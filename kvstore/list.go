@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,51 +28,70 @@ type position struct {
 	revision int64
 }
 
+// span is what a list or a watch is of: the keys from start on and before end,
+// or, without end, the key start alone. The two differ in what a role must
+// grant.
+type span struct{ start, end string }
+
+// prefixed is the span of all keys that begin with prefix.
+func prefixed(prefix string) span { return span{prefix, clientv3.GetPrefixRangeEnd(prefix)} }
+
+// String returns the prefix or the key.
+func (s span) String() string { return s.start }
+
+// options returns those of a request for the keys of the span.
+func (s span) options(opts []clientv3.OpOption, more ...clientv3.OpOption) []clientv3.OpOption {
+	opts = slices.Concat(opts, more)
+	if s.end != "" {
+		opts = append(opts, clientv3.WithRange(s.end))
+	}
+	return opts
+}
+
 // head returns where etcd's history has got to, by a linearizable read. As a
-// reader may be allowed the keys under prefix only, the read is of the key
-// prefix itself.
-func (c *Client) head(ctx context.Context, prefix string) (position, error) {
+// reader may be allowed the keys of the span only, the read is of its start.
+func (c *Client) head(ctx context.Context, of span) (position, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	resp, err := c.etcd.Get(ctx, prefix, clientv3.WithKeysOnly())
+	resp, err := c.etcd.Get(ctx, of.start, clientv3.WithKeysOnly())
 	if err != nil {
-		return position{}, fmt.Errorf("list %s: %w", prefix, c.explain(err))
+		return position{}, fmt.Errorf("list %s: %w", of, c.explain(err))
 	}
 	return position{cluster: resp.Header.ClusterId, revision: resp.Header.Revision}, nil
 }
 
-// list yields all keys that begin with prefix as they were at revision, in
+// list yields all keys of a span as they were at revision, in
 // ascending order and in chunks, which are yield's to keep. It ends with
 // yield's first error.
-func (c *Client) list(ctx context.Context, prefix string, revision int64, yield func([]*keyValue) error, opts ...clientv3.OpOption) error {
+func (c *Client) list(ctx context.Context, of span, revision int64, yield func([]*keyValue) error, opts ...clientv3.OpOption) error {
 	if c.cfg.Paged || c.pagedOnly.Load() {
-		return c.listPages(ctx, prefix, revision, yield, opts)
+		return c.listPages(ctx, of, revision, yield, opts)
 	}
 	begun := false
 	stream := func() error {
-		return c.listStream(ctx, prefix, revision, func(kvs []*keyValue) error {
+		return c.listStream(ctx, of, revision, func(kvs []*keyValue) error {
 			begun = true
 			return yield(kvs)
 		}, opts)
 	}
 	err := stream()
 	for i := 0; errors.Is(err, errUnverified) && !begun && i < 3; i++ {
-		if err = c.verify(ctx, prefix); err == nil {
+		if err = c.verify(ctx, of); err == nil {
 			err = stream()
 		}
 	}
 	if status.Code(err) == codes.Unimplemented && !begun {
 		c.pagedOnly.Store(true)
-		return c.listPages(ctx, prefix, revision, yield, opts)
+		return c.listPages(ctx, of, revision, yield, opts)
 	}
 	return err
 }
 
 // verify lets every endpoint's connection show its cluster id; calls take them
 // in turn.
-func (c *Client) verify(ctx context.Context, prefix string) error {
+func (c *Client) verify(ctx context.Context, of span) error {
 	for range c.cfg.Endpoints {
-		if _, err := c.head(ctx, prefix); err != nil {
+		if _, err := c.head(ctx, of); err != nil {
 			return err
 		}
 	}
@@ -81,13 +101,13 @@ func (c *Client) verify(ctx context.Context, prefix string) error {
 // listStream lists as one streamed range. Its error is of code Unimplemented
 // before etcd 3.7, and errUnverified over a connection whose history is not
 // known.
-func (c *Client) listStream(ctx context.Context, prefix string, revision int64, yield func([]*keyValue) error, opts []clientv3.OpOption) error {
+func (c *Client) listStream(ctx context.Context, of span, revision int64, yield func([]*keyValue) error, opts []clientv3.OpOption) error {
 	ctx, watchdog := newWatchdog(ctx, c.cfg.LivenessTimeout)
 	defer watchdog.stop()
 	watchdog.waiting()
-	stream, err := c.etcd.GetStream(ctx, prefix, append(opts, clientv3.WithPrefix(), clientv3.WithRev(revision))...)
+	stream, err := c.etcd.GetStream(ctx, of.start, of.options(opts, clientv3.WithRev(revision))...)
 	if err != nil {
-		return fmt.Errorf("list %s: %w", prefix, watchdog.explain(err))
+		return fmt.Errorf("list %s: %w", of, watchdog.explain(err))
 	}
 	defer func() {
 		// The sending side blocks until each part is taken.
@@ -98,7 +118,7 @@ func (c *Client) listStream(ctx context.Context, prefix string, revision int64, 
 	for part := range stream {
 		watchdog.busy()
 		if err := part.Err(); err != nil {
-			return fmt.Errorf("list %s: %w", prefix, watchdog.explain(err))
+			return fmt.Errorf("list %s: %w", of, watchdog.explain(err))
 		}
 		if err := yield(part.Kvs); err != nil {
 			return err
@@ -117,7 +137,7 @@ type page struct {
 
 // listPages lists in large pages, each fetched while the one before it is
 // being yielded.
-func (c *Client) listPages(ctx context.Context, prefix string, revision int64, yield func([]*keyValue) error, opts []clientv3.OpOption) error {
+func (c *Client) listPages(ctx context.Context, of span, revision int64, yield func([]*keyValue) error, opts []clientv3.OpOption) error {
 	ctx, cancel := context.WithCancel(ctx)
 	fetched := make(chan page)
 	// Whatever the reason to leave, the fetcher sees ctx end and closes.
@@ -126,10 +146,10 @@ func (c *Client) listPages(ctx context.Context, prefix string, revision int64, y
 		for range fetched {
 		}
 	}()
-	go c.fetchPages(ctx, prefix, append(opts, clientv3.WithRev(revision)), fetched)
+	go c.fetchPages(ctx, of, append(opts, clientv3.WithRev(revision)), fetched)
 	for p := range fetched {
 		if p.err != nil {
-			return fmt.Errorf("list %s: %w", prefix, p.err)
+			return fmt.Errorf("list %s: %w", of, p.err)
 		}
 		if err := yield(p.kvs); err != nil {
 			return err
@@ -144,13 +164,13 @@ const pageHaste, pageGrowth = 30, 5
 
 // fetchPages sends the pages of a list and closes the channel. A page whose
 // answer exceeds the message size is asked for again in smaller ones.
-func (c *Client) fetchPages(ctx context.Context, prefix string, opts []clientv3.OpOption, fetched chan<- page) {
+func (c *Client) fetchPages(ctx context.Context, of span, opts []clientv3.OpOption, fetched chan<- page) {
 	defer close(fetched)
-	start, end, size := prefix, clientv3.GetPrefixRangeEnd(prefix), c.cfg.PageSize
+	start, size := of.start, c.cfg.PageSize
 	largest := pageGrowth * size
 	for more := true; more; {
 		asked := time.Now()
-		p := c.fetchPage(ctx, start, append(opts, clientv3.WithRange(end), clientv3.WithLimit(size)))
+		p := c.fetchPage(ctx, start, of.options(opts, clientv3.WithLimit(size)))
 		if status.Code(p.err) == codes.ResourceExhausted && size > 1 {
 			size = max(1, size/8)
 			largest = size

@@ -22,7 +22,7 @@ func TestOutboxJoins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRecorder()
 		busy := make(chan struct{})
-		m := mirror{newView("p/", nil), r}
+		m := mirror{newView(prefixed("p/"), nil), r}
 		out := newOutbox(func(events []Event) {
 			<-busy
 			r.deliver(events)
@@ -67,7 +67,7 @@ func TestOutboxOracle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		slowness := rand.New(rand.NewPCG(seed, 1))
-		m := mirror{newView("p/", nil), newRecorder()}
+		m := mirror{newView(prefixed("p/"), nil), newRecorder()}
 		most := 0
 		out := newOutbox(func(events []Event) {
 			time.Sleep(time.Duration(slowness.IntN(3)*slowness.IntN(100)) * time.Millisecond)

@@ -54,7 +54,7 @@ func (s *LockSweeper) Sweep(ctx context.Context) (freed []string, err error) {
 
 // holders returns the oldest key of each path, with its create revision.
 func (s *LockSweeper) holders(ctx context.Context) (map[string]int64, error) {
-	at, err := s.c.head(ctx, s.prefix)
+	at, err := s.c.head(ctx, prefixed(s.prefix))
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (s *LockSweeper) holders(ctx context.Context) (map[string]int64, error) {
 		created int64
 	}
 	byPath := make(map[string]holder)
-	err = s.c.list(ctx, s.prefix, at.revision, func(chunk []*keyValue) error {
+	err = s.c.list(ctx, prefixed(s.prefix), at.revision, func(chunk []*keyValue) error {
 		for _, kv := range chunk {
 			key := string(kv.Key)
 			path := key[:strings.LastIndexByte(key, '/')+1] // a label string may itself hold "/"

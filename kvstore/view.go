@@ -3,7 +3,6 @@
 package kvstore
 
 import (
-	"bytes"
 	"fmt"
 	"hash/maphash"
 
@@ -55,7 +54,7 @@ type Event struct {
 // maxBatch bounds the events of one delivery.
 const maxBatch = 4096
 
-// view is what is known of one prefix, and the rules by which lists and watch
+// view is what is known of one span of keys, and the rules by which lists and watch
 // answers turn into events. It does no I/O and knows no time, so that every
 // order of answers can be tested. Not safe for concurrent use.
 //
@@ -63,7 +62,7 @@ const maxBatch = 4096
 // again. A watch runs watched for each answer, preceded by resumed if it is
 // not the first since the list.
 type view struct {
-	prefix []byte
+	of span
 	// hand takes a batch of at most maxBatch events, and returns memory for
 	// the next one. What the events point to is never written again.
 	hand func([]Event) (next []Event)
@@ -85,8 +84,8 @@ type view struct {
 	events  []Event // to be handed over
 }
 
-func newView(prefix string, deliver func([]Event)) *view {
-	return &view{prefix: []byte(prefix), hand: atOnce(deliver), seed: maphash.MakeSeed()}
+func newView(of span, deliver func([]Event)) *view {
+	return &view{of: of, hand: atOnce(deliver), seed: maphash.MakeSeed()}
 }
 
 // atOnce hands batches to deliver as they come.
@@ -96,6 +95,15 @@ func atOnce(deliver func([]Event)) func([]Event) []Event {
 		clear(events)
 		return events[:0]
 	}
+}
+
+// relative returns what a key of the span has beyond its start.
+func (v *view) relative(key []byte) (rest []byte, ok bool) {
+	n := len(v.of.start)
+	if len(key) < n || string(key[:n]) != v.of.start || v.of.end == "" && len(key) > n {
+		return nil, false
+	}
+	return key[n:], true
 }
 
 // beginList starts a list at head: every key known is stale until it appears.
@@ -109,7 +117,7 @@ func (v *view) beginList(head position) error {
 	case head.cluster != v.listing.cluster:
 		v.known.forgetRevisions()
 	case head.revision < seen:
-		err := fmt.Errorf("%w: list %s: revision %d, before %d", ErrHistoryChanged, v.prefix, head.revision, seen)
+		err := fmt.Errorf("%w: list %s: revision %d, before %d", ErrHistoryChanged, v.of, head.revision, seen)
 		v.abandon()
 		return err
 	}
@@ -121,7 +129,7 @@ func (v *view) beginList(head position) error {
 // listed applies a chunk of the list.
 func (v *view) listed(kvs []*keyValue) error {
 	for _, kv := range kvs {
-		key, ok := bytes.CutPrefix(kv.Key, v.prefix)
+		key, ok := v.relative(kv.Key)
 		if !ok {
 			v.dropped++
 			continue
@@ -190,7 +198,7 @@ func (v *view) watched(resp *etcdserverpb.WatchResponse) error {
 
 func (v *view) happened(ev *mvccpb.Event) error {
 	kv := ev.Kv
-	key, ok := bytes.CutPrefix(kv.GetKey(), v.prefix)
+	key, ok := v.relative(kv.GetKey())
 	if !ok || kv.ModRevision <= v.floor {
 		v.dropped++
 		return nil
@@ -248,7 +256,7 @@ func (v *view) remove(e *entry, key []byte, revision int64) error {
 func (v *view) insert(key []byte, revision int64, digest uint32) (*entry, error) {
 	e, err := v.known.insert(key, revision, digest)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", v.prefix, err)
+		return nil, fmt.Errorf("%s: %w", v.of, err)
 	}
 	return e, nil
 }

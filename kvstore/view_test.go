@@ -31,7 +31,7 @@ type mirror struct {
 
 func newMirror() mirror {
 	r := newRecorder()
-	return mirror{newView("p/", r.deliver), r}
+	return mirror{newView(prefixed("p/"), r.deliver), r}
 }
 
 func (m mirror) mustList(t *testing.T, at position, kvs ...*keyValue) {
@@ -246,7 +246,7 @@ func TestViewKeys(t *testing.T) {
 
 func TestViewDeliversInBatches(t *testing.T) {
 	var sizes []int
-	v := newView("p/", func(events []Event) { sizes = append(sizes, len(events)) })
+	v := newView(prefixed("p/"), func(events []Event) { sizes = append(sizes, len(events)) })
 	var kvs []*keyValue
 	for i := range maxBatch + 10 {
 		kvs = append(kvs, kv(string(rune(i+1)), "", 1))

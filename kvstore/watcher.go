@@ -21,12 +21,12 @@ import (
 // than the last event of the prefix, which may be compacted long since.
 const progressInterval = 10 * time.Second
 
-// Watcher follows one prefix over any number of connections, and of etcds
-// that take each other's place. It remembers the revision of each key, and so
-// delivers only what is different from what it delivered before, whatever
-// went wrong in between.
+// Watcher follows one prefix, or one key, over any number of connections, and
+// of etcds that take each other's place. It remembers the revision of each key,
+// and so delivers only what is different from what it delivered before,
+// whatever went wrong in between.
 type Watcher struct {
-	prefix string
+	of span
 
 	// What follows belongs to Run and Drain. While a watch is open, viewMu
 	// guards view, which the comparison sees too.
@@ -52,18 +52,18 @@ type Watcher struct {
 
 // WatcherStatus is the state of a Watcher.
 type WatcherStatus struct {
-	Prefix      string
-	Keys        int   // known, stale ones included
-	Revision    int64 // all up to it is delivered
-	Synced      bool  // was listed completely at least once
-	Live        bool  // a watch that follows on a complete list is open
-	Lists       int64 // completed
-	Resumes     int64 // watches continued without a list
-	Dropped     int64 // events of the server that were not news
-	Pending     int   // events that wait for the consumer
-	Compares    int64 // comparisons with a list while a watch was open
-	Drift       int64 // keys that were found to be wrong by them, and repaired
-	LastError   error // of the last list, watch or comparison that failed, also when all is well again
+	Prefix      string // or the one key
+	Keys        int    // known, stale ones included
+	Revision    int64  // all up to it is delivered
+	Synced      bool   // was listed completely at least once
+	Live        bool   // a watch that follows on a complete list is open
+	Lists       int64  // completed
+	Resumes     int64  // watches continued without a list
+	Dropped     int64  // events of the server that were not news
+	Pending     int    // events that wait for the consumer
+	Compares    int64  // comparisons with a list while a watch was open
+	Drift       int64  // keys that were found to be wrong by them, and repaired
+	LastError   error  // of the last list, watch or comparison that failed, also when all is well again
 	LastErrorAt time.Time
 }
 
@@ -88,23 +88,32 @@ func NewWatcher(prefix string, deliver func([]Event)) *Watcher {
 	if prefix == "" || prefix[len(prefix)-1] != '/' {
 		panic(fmt.Sprintf("kvstore: watched prefix %q does not end in /", prefix))
 	}
-	return newWatcher(prefix, deliver)
+	return newWatcher(prefixed(prefix), deliver)
 }
 
-// newWatcher returns a watcher of any prefix.
-func newWatcher(prefix string, deliver func([]Event)) *Watcher {
-	w := &Watcher{prefix: prefix, view: newView(prefix, deliver), out: newOutbox(deliver)}
+// NewKeyWatcher returns a watcher of one key, for a reader whose role grants no
+// more than that key. All is as with NewWatcher; the Key of its events is
+// empty.
+func NewKeyWatcher(key string, deliver func([]Event)) *Watcher {
+	if key == "" {
+		panic("kvstore: the watched key is empty")
+	}
+	return newWatcher(span{start: key}, deliver)
+}
+
+func newWatcher(of span, deliver func([]Event)) *Watcher {
+	w := &Watcher{of: of, view: newView(of, deliver), out: newOutbox(deliver)}
 	w.view.hand = w.hand
 	return w
 }
 
-// String returns the prefix.
-func (w *Watcher) String() string { return w.prefix }
+// String returns the prefix, or the key.
+func (w *Watcher) String() string { return w.of.start }
 
 // Len returns how many keys are known.
 func (w *Watcher) Len() int { return int(w.keys.Load()) }
 
-// Synced reports whether the prefix was listed completely at least once.
+// Synced reports whether the keys were listed completely at least once.
 func (w *Watcher) Synced() bool { return w.synced.Load() }
 
 // Live reports whether changes are seen as they happen: the prefix is listed
@@ -132,14 +141,14 @@ func (w *Watcher) Status() WatcherStatus {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return WatcherStatus{
-		Prefix: w.prefix, Keys: w.Len(), Revision: revision, Synced: w.Synced(), Live: w.Live(),
+		Prefix: w.of.start, Keys: w.Len(), Revision: revision, Synced: w.Synced(), Live: w.Live(),
 		Lists: w.lists.Load(), Resumes: w.resumes.Load(), Dropped: w.dropped.Load(), Pending: pending,
 		Compares: w.compares.Load(), Drift: w.drift.Load(),
 		LastError: w.lastError, LastErrorAt: w.lastErrorAt,
 	}
 }
 
-// Run follows the prefix through c until ctx ends, and returns nil then. It
+// Run follows the keys through c until ctx ends, and returns nil then. It
 // begins with a list; a watch that breaks is resumed where it was, or, where
 // etcd has compacted what is missing, preceded by another list. Failures are
 // retried with a back-off of 50 ms to 1 min.
@@ -237,7 +246,7 @@ func (w *Watcher) follow(ctx context.Context, c *Client, listed func()) error {
 }
 
 func (w *Watcher) list(ctx context.Context, c *Client) error {
-	head, err := c.head(ctx, w.prefix)
+	head, err := c.head(ctx, w.of)
 	if err != nil {
 		return err
 	}
@@ -245,7 +254,7 @@ func (w *Watcher) list(ctx context.Context, c *Client) error {
 	if err := w.view.beginList(head); err != nil {
 		return err
 	}
-	err = c.list(ctx, w.prefix, head.revision, func(chunk []*keyValue) error {
+	err = c.list(ctx, w.of, head.revision, func(chunk []*keyValue) error {
 		err := w.view.listed(chunk)
 		w.publish()
 		return err
@@ -273,13 +282,13 @@ func (w *Watcher) resumable(ctx context.Context, c *Client) (bool, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	key := w.prefix + string(w.view.known.key(newest))
+	key := w.of.start + string(w.view.known.key(newest))
 	resp, err := c.etcd.Get(ctx, key, clientv3.WithRev(max(w.view.at.revision, newest.revision())))
 	switch {
 	case errors.Is(err, rpctypes.ErrCompacted), errors.Is(err, rpctypes.ErrFutureRev):
 		return false, nil
 	case err != nil:
-		return false, fmt.Errorf("resume %s: %w", w.prefix, c.explain(err))
+		return false, fmt.Errorf("resume %s: %w", w, c.explain(err))
 	}
 	if resp.Header.ClusterId != w.view.at.cluster || len(resp.Kvs) != 1 {
 		return false, nil
@@ -295,11 +304,11 @@ func (w *Watcher) watch(ctx context.Context, c *Client) error {
 	stream, err := etcdserverpb.NewWatchClient(c.etcd.ActiveConnection()).Watch(ctx, c.callOptions()...)
 	if err != nil {
 		watchdog.stop()
-		return fmt.Errorf("watch %s: %w", w.prefix, err)
+		return fmt.Errorf("watch %s: %w", w, err)
 	}
 	request := &etcdserverpb.WatchCreateRequest{
-		Key:            []byte(w.prefix),
-		RangeEnd:       []byte(clientv3.GetPrefixRangeEnd(w.prefix)),
+		Key:            []byte(w.of.start),
+		RangeEnd:       []byte(w.of.end),
 		StartRevision:  w.view.at.revision + 1,
 		ProgressNotify: true,
 		Fragment:       true,
@@ -327,7 +336,7 @@ func (w *Watcher) watch(ctx context.Context, c *Client) error {
 		if err != nil {
 			err = watchdog.explain(err)
 			w.mustList = w.mustList || errors.Is(err, errDrifted)
-			return fmt.Errorf("watch %s: %w", w.prefix, err)
+			return fmt.Errorf("watch %s: %w", w, err)
 		}
 		switch {
 		case resp.Created:
@@ -381,7 +390,7 @@ func (w *Watcher) askProgress(ctx context.Context, c *Client, stream etcdserverp
 		if told.Load() {
 			continue
 		}
-		if _, err := c.head(ctx, w.prefix); err == nil {
+		if _, err := c.head(ctx, w.of); err == nil {
 			watchdog.again()
 		}
 	}
