@@ -40,6 +40,8 @@ const (
 	slotCIDR             // of the claim
 	slotDead             // head without a claim
 	slotQueued           // stands in Table.dead
+	slotHead             // the first of its prefix
+	slotTorn             // head: a claim of somebody else contradicts the winner
 )
 
 const (

@@ -3,9 +3,7 @@
 package ipcache
 
 import (
-	"iter"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -29,6 +27,7 @@ type Table struct {
 	owners interned[Owner]
 	meta   metadata
 	live   int         // prefixes with a claim
+	torn   int         // of these, in conflict
 	byLen  [2][129]int // of these, by family and length: what Lookup has to try
 
 	changes
@@ -140,9 +139,9 @@ func (t *Table) delete(c *Claim) {
 func (t *Table) newHead(k prefixKey) slotRef {
 	head := t.slots.alloc()
 	h := t.slots.at(head)
-	h.addr, h.bits = k.addr, k.bits
+	h.addr, h.bits, h.state = k.addr, k.bits, slotHead
 	if k.v6 {
-		h.state = slotV6
+		h.state |= slotV6
 	}
 	t.index.insert(k, head)
 	t.append(&t.slots, head)
@@ -179,10 +178,12 @@ func (t *Table) drain(s *slot) {
 	s.host, s.owner, s.meta = 0, 0, 0
 }
 
-// elect puts the strongest claim into the head.
+// elect puts the strongest claim into the head, and notes whether the others contradict it.
 func (t *Table) elect(head slotRef) {
 	best, winner := head, Claim{}
-	if t.slots.at(head).next == 0 {
+	h := t.slots.at(head)
+	if h.next == 0 {
+		t.mark(h, false)
 		return
 	}
 	for r := head; r != 0; r = t.slots.at(r).next {
@@ -192,6 +193,31 @@ func (t *Table) elect(head slotRef) {
 	}
 	if best != head {
 		t.swapClaims(head, best)
+	}
+	contradicted := false
+	for r := h.next; r != 0 && !contradicted; r = t.slots.at(r).next {
+		contradicted = t.contradicts(t.slots.at(r), h)
+	}
+	t.mark(h, contradicted)
+}
+
+// contradicts reports whether another cluster or source than the winner's says something else of its prefix. Two objects
+// of one cluster and source are no contradiction: so an address looks while it moves from one node to the next.
+func (t *Table) contradicts(s, winner *slot) bool {
+	a, b := t.owners.values[s.owner], t.owners.values[winner.owner]
+	return (a.Cluster != b.Cluster || a.Source != b.Source) && !s.looksLike(winner)
+}
+
+// mark notes whether a prefix is in conflict.
+func (t *Table) mark(head *slot, conflict bool) {
+	if was := head.state&slotTorn != 0; was == conflict {
+		return
+	}
+	head.state ^= slotTorn
+	if conflict {
+		t.torn++
+	} else {
+		t.torn--
 	}
 }
 
@@ -248,91 +274,5 @@ func (t *Table) bareClaim(r slotRef) Claim {
 		Entry: Entry{
 			Identity: identity.ID(s.identity), Host: t.hosts.values[s.host], EncryptKey: s.key, Flags: s.flags,
 		},
-	}
-}
-
-// Len is the number of prefixes that somebody claims.
-func (t *Table) Len() int {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return t.live
-}
-
-// head returns the head of p if it has a claim. mu is held.
-func (t *Table) head(p netip.Prefix) (slotRef, bool) {
-	r := t.index.find(&t.slots, keyOf(p))
-	return r, r != 0 && t.slots.at(r).state&slotDead == 0
-}
-
-// Get returns the winner for exactly this prefix.
-func (t *Table) Get(p netip.Prefix) (Claim, bool) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if r, ok := t.head(p); ok {
-		return t.claim(r), true
-	}
-	return Claim{}, false
-}
-
-// Claims returns every claim for exactly this prefix, the winner first.
-func (t *Table) Claims(p netip.Prefix) []Claim {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	r, ok := t.head(p)
-	if !ok {
-		return nil
-	}
-	var all []Claim
-	for ; r != 0; r = t.slots.at(r).next {
-		all = append(all, t.claim(r))
-	}
-	slices.SortFunc(all, Claim.Compare)
-	return all
-}
-
-// Lookup returns the winner for the longest prefix that contains addr: what the kernel's lookup finds once it equals the
-// table. IPv4-mapped addresses count as IPv4; zones are ignored.
-func (t *Table) Lookup(addr netip.Addr) (Claim, bool) {
-	addr = addr.Unmap().WithZone("")
-	if !addr.IsValid() {
-		return Claim{}, false
-	}
-	family := 0
-	if addr.Is6() {
-		family = 1
-	}
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	for length := addr.BitLen(); length >= 0; length-- {
-		if t.byLen[family][length] == 0 {
-			continue
-		}
-		p, _ := addr.Prefix(length)
-		if r, ok := t.head(p); ok {
-			return t.claim(r), true
-		}
-	}
-	return Claim{}, false
-}
-
-// All yields the winner of every prefix, oldest change first. The table is read in batches and not held in between:
-// entries that change meanwhile are seen in one of their states, possibly in both.
-func (t *Table) All() iter.Seq[Claim] {
-	return func(yield func(Claim) bool) {
-		var at Revision
-		buf := make([]Change, 0, 1024)
-		for {
-			batch, next, _ := t.Changes(at, buf)
-			if len(batch) == 0 {
-				return
-			}
-			at = next
-			for _, c := range batch {
-				claim, ok := t.Get(c.Prefix)
-				if ok && !yield(claim) {
-					return
-				}
-			}
-		}
 	}
 }
