@@ -11,7 +11,7 @@ import (
 )
 
 // heartbeatLimit is how long the heartbeat, written every minute, may fail to
-// appear (spec A.11).
+// appear.
 const heartbeatLimit = 2 * time.Minute
 
 // errNoHeartbeat indicates that nobody writes to an etcd that is connected,
@@ -19,10 +19,17 @@ const heartbeatLimit = 2 * time.Minute
 var errNoHeartbeat = errors.New("no heartbeat")
 
 // FollowHeartbeat watches Config.HeartbeatKey until ctx ends, and returns nil
-// then. When the key was not written for two minutes, the first of which begin
-// with the call, the Client's state is Stale. The value that a list finds
-// counts as written, a deletion does not. It returns ErrHistoryChanged when
-// another etcd answers.
+// then. When the key, once seen, was not written for two minutes, the Client's
+// state is Stale. The value that a list finds counts as written; a deletion
+// does not, and the key stays expected. It returns ErrHistoryChanged when
+// another etcd answers, of which nothing is expected until the next call has
+// seen the key there.
+//
+// Readers of Cilium count from the connection, seen or not. Here a
+// key that was never there is not missed: older writers have none, and those
+// of weft none before an operator runs, and either may be followed. It costs
+// nothing, as an etcd that hangs or loses its majority is found sooner by the
+// Watchers; the heartbeat tells of an etcd that serves and is not written to.
 func (c *Client) FollowHeartbeat(ctx context.Context) error {
 	if c.cfg.HeartbeatKey == "" {
 		<-ctx.Done()
@@ -38,22 +45,18 @@ func (c *Client) FollowHeartbeat(ctx context.Context) error {
 	return NewKeyWatcher(c.cfg.HeartbeatKey, h.deliver).Run(ctx, c)
 }
 
-// heart tells when a heartbeat is late, and when it is back.
+// heart tells when a heartbeat that was seen is late, and when it is back.
 type heart struct {
 	late func(bool)
 
 	mu      sync.Mutex
-	timer   *time.Timer
+	timer   *time.Timer // nil before the key was seen
 	last    time.Time
 	exists  bool // the key, as last delivered
 	stopped bool
 }
 
-func newHeart(late func(bool)) *heart {
-	h := &heart{late: late, last: time.Now()}
-	h.timer = time.AfterFunc(heartbeatLimit, h.check)
-	return h
-}
+func newHeart(late func(bool)) *heart { return &heart{late: late} }
 
 // deliver takes the events of the key.
 func (h *heart) deliver(events []Event) {
@@ -64,11 +67,19 @@ func (h *heart) deliver(events []Event) {
 			h.exists = e.Kind != Deleted
 		}
 		if h.exists {
-			h.last = time.Now()
-			h.timer.Reset(heartbeatLimit)
-			h.late(false)
+			h.beat()
 		}
 	}
+}
+
+// beat is told of a heartbeat. The caller holds mu.
+func (h *heart) beat() {
+	h.last = time.Now()
+	if h.timer == nil {
+		h.timer = time.AfterFunc(heartbeatLimit, h.check)
+	}
+	h.timer.Reset(heartbeatLimit)
+	h.late(false)
 }
 
 // check is when the timer ends, which a heartbeat may have outrun.
@@ -84,6 +95,8 @@ func (h *heart) stop() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.stopped = true
-	h.timer.Stop()
+	if h.timer != nil {
+		h.timer.Stop()
+	}
 	h.late(false)
 }

@@ -187,7 +187,7 @@ func FuzzVersion(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, version string) { versionWarning(version) })
 }
 
-// mechanism: C7
+// mechanism: C10
 func TestHeartbeatIsLateAfterTwoMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		late := false
@@ -204,6 +204,10 @@ func TestHeartbeatIsLateAfterTwoMinutes(t *testing.T) {
 		}
 		pass := func(d time.Duration) { time.Sleep(d) }
 		written := Event{Kind: Modified, Key: []byte{}}
+		h.deliver([]Event{{Kind: Synced}})
+		pass(time.Hour)
+		expect("never seen", false)
+		h.deliver([]Event{{Kind: Created, Key: []byte{}}})
 		pass(heartbeatLimit - 1)
 		expect("just before", false)
 		pass(1)
@@ -217,6 +221,8 @@ func TestHeartbeatIsLateAfterTwoMinutes(t *testing.T) {
 		h.deliver([]Event{{Kind: Deleted, Key: []byte{}}})
 		pass(1)
 		expect("a deletion does not count", true)
+		pass(time.Hour)
+		expect("and what was there once stays expected", true)
 		h.deliver([]Event{{Kind: Synced}})
 		expect("nor a list without it", true)
 		h.deliver([]Event{written})
