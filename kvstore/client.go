@@ -66,6 +66,7 @@ type Client struct {
 	history *history
 	limiter *limiter
 	prober  *prober
+	expiry  *expiry
 	status  *clientStatus
 	turns   turns
 
@@ -81,7 +82,7 @@ func Dial(cfg Config, log *slog.Logger) (*Client, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	c := &Client{cfg: cfg, log: log, limiter: newLimiter(cfg), status: newClientStatus()}
+	c := &Client{cfg: cfg, log: log, limiter: newLimiter(cfg), status: newClientStatus(), expiry: &expiry{log: log}}
 	c.prober = &prober{probe: c.Probe}
 	c.history = &history{observer: c.status}
 	c.dialer = newDialer(cfg.HostAliases, c)
@@ -115,7 +116,9 @@ func (c *Client) credentials() (credentials.TransportCredentials, error) {
 	if !secure {
 		return insecure.NewCredentials(), nil
 	}
-	return &reloadingTLS{cfg: c.cfg, failed: c.status.failed, expire: c.status.expire}, nil
+	files := &reloadingTLS{cfg: c.cfg, failed: c.status.failed, expiry: c.expiry}
+	c.expiry.reread = files.clientCertificate
+	return files, nil
 }
 
 func (c *Client) dialOptions(creds credentials.TransportCredentials) []grpc.DialOption {
@@ -163,7 +166,10 @@ func (c *Client) disconnected(conn connection) { c.status.disconnected(conn) }
 func (c *Client) failed(err error) { c.status.failed(err) }
 
 // Close ends all connections; what is under way fails.
-func (c *Client) Close() error { return c.etcd.Close() }
+func (c *Client) Close() error {
+	c.expiry.stop()
+	return c.etcd.Close()
+}
 
 // Get reads one key. ok tells whether it exists.
 func (c *Client) Get(ctx context.Context, key string) (kv KV, ok bool, err error) {

@@ -21,9 +21,6 @@ import (
 	"time"
 )
 
-// expiresSoon is from when on a certificate's end is a warning.
-const expiresSoon = 30 * 24 * time.Hour
-
 // files are the TLS files of a config, as they are now.
 type files struct {
 	roots    *x509.CertPool // nil: the system's
@@ -121,7 +118,8 @@ func (t *trial) judgeServer(state tls.ConnectionState, err error) bool {
 		return false
 	}
 	message := fmt.Sprintf("%s, certificate of %s", tls.VersionName(state.Version), subject(chain[0]))
-	if err := t.verify(chain); err != nil {
+	verified, err := t.verify(chain)
+	if err != nil {
 		if t.Config.InsecureSkipVerify {
 			t.report(step, StepWarning, message+" is accepted unverified: "+err.Error(),
 				"remove insecure-skip-tls-verify from the config: anybody on the way can be this server", shown...)
@@ -130,22 +128,23 @@ func (t *trial) judgeServer(state tls.ConnectionState, err error) bool {
 		t.report(step, StepFailed, err.Error(), t.verifyAdvice(err, chain[0]), shown...)
 		return false
 	}
-	if left := time.Until(chain[0].NotAfter); left < expiresSoon {
-		t.report(step, StepWarning, message+" ends in "+days(left), "have it renewed before", shown...)
-		return true
+	for _, c := range t.Config.serverCertificates(t.host, chain, verified) {
+		if level, text := c.Expiry(time.Now()); level != ExpiryFar {
+			t.report(step, StepWarning, text, c.renewal(), shown...)
+			return true
+		}
 	}
 	t.report(step, StepPassed, message, "", shown...)
 	return true
 }
 
 // verify checks the server's chain as the handshake of a Client does.
-func (t *trial) verify(chain []*x509.Certificate) error {
+func (t *trial) verify(chain []*x509.Certificate) (verified [][]*x509.Certificate, err error) {
 	options := x509.VerifyOptions{Roots: t.files.roots, DNSName: t.host, Intermediates: x509.NewCertPool()}
 	for _, c := range chain[1:] {
 		options.Intermediates.AddCert(c)
 	}
-	_, err := chain[0].Verify(options)
-	return err
+	return chain[0].Verify(options)
 }
 
 func (t *trial) verifyAdvice(err error, leaf *x509.Certificate) string {
@@ -222,10 +221,12 @@ func (t *trial) judgeClient(asked *tls.CertificateRequestInfo, shook bool) bool 
 	chain := parsed(t.files.pair)
 	leaf, shown := chain[0], describeChain(chain, time.Now())
 	t.user = leaf.Subject.CommonName
-	message, left := "certificate of "+subject(leaf), time.Until(leaf.NotAfter)
+	message := "certificate of " + subject(leaf)
+	client := t.Config.clientCertificate(leaf)
+	level, expiry := client.Expiry(time.Now())
 	switch {
-	case left < 0:
-		t.report(step, StepFailed, message+" ended "+days(-left)+" ago", "renew it: "+t.Config.CertFile, shown...)
+	case level == Expired:
+		t.report(step, StepFailed, expiry, client.renewal(), shown...)
 		return false
 	case time.Now().Before(leaf.NotBefore):
 		t.report(step, StepFailed, message+" is not valid yet", "see whether the clock here is right", shown...)
@@ -238,8 +239,8 @@ func (t *trial) judgeClient(asked *tls.CertificateRequestInfo, shook bool) bool 
 	case asked != nil && asked.SupportsCertificate(t.files.pair) != nil:
 		t.report(step, StepFailed, message+" is signed by none of the accepted authorities", t.refusedAdvice(), shown...)
 		return false
-	case left < expiresSoon:
-		t.report(step, StepWarning, message+" ends in "+days(left), "have it renewed before", shown...)
+	case level != ExpiryFar:
+		t.report(step, StepWarning, expiry, client.renewal(), shown...)
 	default:
 		t.report(step, StepPassed, message+", which fits its key", "", shown...)
 	}

@@ -35,8 +35,14 @@ type Status struct {
 	// believes the answer before the last, it is 0 only where all is at rest.
 	Lag int64
 
+	// Certificates are those that the connections depend on, sorted by role:
+	// the client's as its file has it, those of each server and its authority
+	// as of the last TLS handshake. Warnings says of each that comes near its
+	// end how near.
+	Certificates []Certificate
+	Warnings     []string
 	// CertNotAfter and ServerCertNotAfter are until when the client's and the
-	// server's certificate of the last TLS handshake are good.
+	// first of the servers' certificates are good; zero: there is none.
 	CertNotAfter, ServerCertNotAfter time.Time
 
 	LastContact time.Time // of the last answer
@@ -47,6 +53,7 @@ type Status struct {
 // Status returns the present state, without any network traffic.
 func (c *Client) Status() Status {
 	s := c.status.get()
+	c.expiry.report(&s)
 	s.Endpoints = slices.Clone(c.cfg.Endpoints)
 	s.Connected = c.etcd.ActiveConnection().GetState() == connectivity.Ready
 	return s
@@ -104,13 +111,6 @@ func (c *clientStatus) disconnected(conn connection) {
 	defer c.mu.Unlock()
 	delete(c.health.conns, conn)
 	c.observe()
-}
-
-// expire tells until when the certificates of a handshake are good.
-func (c *clientStatus) expire(client, server time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.s.CertNotAfter, c.s.ServerCertNotAfter = client, server
 }
 
 func (c *clientStatus) versionIs(version string) {

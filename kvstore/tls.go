@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"sync"
-	"time"
 
 	"google.golang.org/grpc/credentials"
 )
@@ -25,9 +24,8 @@ type reloadingTLS struct {
 	cfg Config
 	// failed is told why a handshake, or the reading of the files, went wrong.
 	failed func(error)
-	// expire is told until when the client's and the server's certificate are
-	// good; zero: there is none.
-	expire func(client, server time.Time)
+	// expiry is told of the certificates on both sides.
+	expiry *expiry
 
 	mu    sync.Mutex
 	cert  *tls.Certificate // last good pair; guarded by mu
@@ -43,10 +41,13 @@ func (r *reloadingTLS) ClientHandshake(ctx context.Context, authority string, ra
 	defer cancel()
 	cfg, err := r.config()
 	if err == nil {
+		r.expiry.presents(r.current())
 		var conn net.Conn
 		var info credentials.AuthInfo
 		if conn, info, err = credentials.NewTLS(cfg).ClientHandshake(ctx, authority, raw); err == nil {
-			r.expire(r.clientNotAfter(), serverNotAfter(info))
+			if secured, ok := info.(credentials.TLSInfo); ok {
+				r.expiry.shown(authority, r.cfg.serverCertificates(authority, secured.State.PeerCertificates, secured.State.VerifiedChains))
+			}
 			return greeted(&alertedConn{Conn: conn, authority: authority, failed: r.failed}), info, nil
 		}
 		err = fmt.Errorf("TLS with %s: %w", authority, err)
@@ -74,20 +75,22 @@ func (c *alertedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (r *reloadingTLS) clientNotAfter() time.Time {
+// clientCertificate reads the files anew and returns what current does.
+func (r *reloadingTLS) clientCertificate() *Certificate {
+	// What is wrong with the files was told, and there may be good ones.
+	_, _ = r.config()
+	return r.current()
+}
+
+// current returns the client's certificate as last read, nil if there is none.
+func (r *reloadingTLS) current() *Certificate {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.cert == nil {
-		return time.Time{}
+		return nil
 	}
-	return r.cert.Leaf.NotAfter
-}
-
-func serverNotAfter(info credentials.AuthInfo) time.Time {
-	if tlsInfo, ok := info.(credentials.TLSInfo); ok && len(tlsInfo.State.PeerCertificates) > 0 {
-		return tlsInfo.State.PeerCertificates[0].NotAfter
-	}
-	return time.Time{}
+	c := r.cfg.clientCertificate(r.cert.Leaf)
+	return &c
 }
 
 // config assembles the TLS configuration of one handshake.
