@@ -25,6 +25,7 @@ const (
 	defaultQPS               = 20
 	defaultBootstrapQPS      = 10_000
 	defaultLivenessTimeout   = 30 * time.Second
+	defaultHeartbeatTimeout  = 2 * time.Minute
 	defaultCompareInterval   = 10 * time.Minute
 )
 
@@ -81,8 +82,10 @@ type Config struct {
 	// it has the means to answer, before what waits is tried again (30 s).
 	LivenessTimeout time.Duration
 	// HeartbeatKey, where there is one, is a key that somebody in the cluster
-	// writes every minute; see FollowHeartbeat.
-	HeartbeatKey string
+	// writes every minute; see FollowHeartbeat. HeartbeatTimeout is how long it
+	// may fail to appear (2 min).
+	HeartbeatKey     string
+	HeartbeatTimeout time.Duration
 	// CompareInterval is how often, on average, a Watcher compares what it
 	// knows with a list (10 min); negative: never.
 	CompareInterval time.Duration
@@ -287,6 +290,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.LivenessTimeout <= 0 {
 		c.LivenessTimeout = defaultLivenessTimeout
+	}
+	if c.HeartbeatTimeout <= 0 {
+		c.HeartbeatTimeout = defaultHeartbeatTimeout
 	}
 	if c.CompareInterval == 0 {
 		c.CompareInterval = defaultCompareInterval

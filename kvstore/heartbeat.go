@@ -10,17 +10,13 @@ import (
 	"time"
 )
 
-// heartbeatLimit is how long the heartbeat, written every minute, may fail to
-// appear.
-const heartbeatLimit = 2 * time.Minute
-
 // errNoHeartbeat indicates that nobody writes to an etcd that is connected,
 // or that what is written there does not get here.
 var errNoHeartbeat = errors.New("no heartbeat")
 
 // FollowHeartbeat watches Config.HeartbeatKey until ctx ends, and returns nil
-// then. When the key, once seen, was not written for two minutes, the Client's
-// state is Stale. The value that a list finds counts as written; a deletion
+// then. When the key, once seen, was not written for Config.HeartbeatTimeout,
+// the Client's state is Stale. The value that a list finds counts as written; a deletion
 // does not, and the key stays expected. It returns ErrHistoryChanged when
 // another etcd answers, of which nothing is expected until the next call has
 // seen the key there.
@@ -35,10 +31,10 @@ func (c *Client) FollowHeartbeat(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	h := newHeart(func(late bool) {
+	h := newHeart(c.cfg.HeartbeatTimeout, func(late bool) {
 		c.status.heartbeat(late)
 		if late {
-			c.status.failed(fmt.Errorf("%w: key %s was not written for %s", errNoHeartbeat, c.cfg.HeartbeatKey, heartbeatLimit))
+			c.status.failed(fmt.Errorf("%w: key %s was not written for %s", errNoHeartbeat, c.cfg.HeartbeatKey, c.cfg.HeartbeatTimeout))
 		}
 	})
 	defer h.stop()
@@ -47,7 +43,8 @@ func (c *Client) FollowHeartbeat(ctx context.Context) error {
 
 // heart tells when a heartbeat that was seen is late, and when it is back.
 type heart struct {
-	late func(bool)
+	limit time.Duration
+	late  func(bool)
 
 	mu      sync.Mutex
 	timer   *time.Timer // nil before the key was seen
@@ -56,7 +53,7 @@ type heart struct {
 	stopped bool
 }
 
-func newHeart(late func(bool)) *heart { return &heart{late: late} }
+func newHeart(limit time.Duration, late func(bool)) *heart { return &heart{limit: limit, late: late} }
 
 // deliver takes the events of the key.
 func (h *heart) deliver(events []Event) {
@@ -76,9 +73,9 @@ func (h *heart) deliver(events []Event) {
 func (h *heart) beat() {
 	h.last = time.Now()
 	if h.timer == nil {
-		h.timer = time.AfterFunc(heartbeatLimit, h.check)
+		h.timer = time.AfterFunc(h.limit, h.check)
 	}
-	h.timer.Reset(heartbeatLimit)
+	h.timer.Reset(h.limit)
 	h.late(false)
 }
 
@@ -86,7 +83,7 @@ func (h *heart) beat() {
 func (h *heart) check() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.stopped && time.Since(h.last) >= heartbeatLimit {
+	if !h.stopped && time.Since(h.last) >= h.limit {
 		h.late(true)
 	}
 }

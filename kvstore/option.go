@@ -24,6 +24,7 @@ var options = map[string]func(c *Config, value string) error{
 	"etcd.keepaliveHeartbeat": duration(func(c *Config, d time.Duration) { c.KeepAliveInterval = d }),
 	"etcd.keepaliveTimeout":   duration(func(c *Config, d time.Duration) { c.KeepAliveTimeout = d }),
 	"etcd.livenessTimeout":    duration(func(c *Config, d time.Duration) { c.LivenessTimeout = d }),
+	"etcd.heartbeatTimeout":   duration(func(c *Config, d time.Duration) { c.HeartbeatTimeout = d }),
 	"etcd.compareInterval":    duration(func(c *Config, d time.Duration) { c.CompareInterval = d }),
 	"etcd.lockTTL":            duration(func(c *Config, d time.Duration) { c.LockTTL = d }),
 	"etcd.lockTimeout":        duration(func(c *Config, d time.Duration) { c.LockTimeout = d }),

@@ -191,7 +191,7 @@ func FuzzVersion(f *testing.F) {
 func TestHeartbeatIsLateAfterTwoMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		late := false
-		h := newHeart(func(is bool) { late = is })
+		h := newHeart(defaultHeartbeatTimeout, func(is bool) { late = is })
 		defer h.stop()
 		expect := func(what string, want bool) {
 			t.Helper()
@@ -208,7 +208,7 @@ func TestHeartbeatIsLateAfterTwoMinutes(t *testing.T) {
 		pass(time.Hour)
 		expect("never seen", false)
 		h.deliver([]Event{{Kind: Created, Key: []byte{}}})
-		pass(heartbeatLimit - 1)
+		pass(defaultHeartbeatTimeout - 1)
 		expect("just before", false)
 		pass(1)
 		expect("two minutes", true)
@@ -244,4 +244,58 @@ func TestFollowHeartbeat(t *testing.T) {
 	if err := run.stop(); err != nil {
 		t.Error(err)
 	}
+}
+
+// An etcd to which nobody writes any more makes what is known of it stale, and
+// no more: nothing is deleted, no watch ends, and one who does not follow the
+// heartbeat, as of the own cluster's etcd, does not notice.
+//
+// mechanism: C14, B8
+func TestHeartbeatLateDeletesNothing(t *testing.T) {
+	t.Parallel()
+	e := testutil.StartEtcd(t)
+	want := fill(t, e, 10)
+	e.Put(t, "heartbeat", "1")
+	heartbeat := func(c *Config) { c.HeartbeatKey, c.HeartbeatTimeout = "heartbeat", 300*time.Millisecond }
+	remote, own := mustDial(t, e, heartbeat), mustDial(t, e, heartbeat)
+	r, o := newRecorder(), newRecorder()
+	w, v := NewWatcher("p/", r.deliver), NewWatcher("p/", o.deliver)
+	r.awaitStart(t, w, remote, want)
+	o.awaitStart(t, v, own, want)
+	run := start(t, remote.FollowHeartbeat)
+	await := func(want State) {
+		t.Helper()
+		testutil.Eventually(t, testTimeout, func() error {
+			if s := remote.Status(); s.State != want {
+				return fmt.Errorf("%s, not %s: %v", s.State, want, s.LastError)
+			}
+			return nil
+		})
+	}
+	await(Stale)
+	if err := remote.Status().LastError; !errors.Is(err, errNoHeartbeat) {
+		t.Errorf("error %v", err)
+	}
+	e.Put(t, "p/later", "2") // the watches go on
+	want["later"] = "2"
+	r.is(t, want)
+	e.Put(t, "heartbeat", "2")
+	await(Ready)
+	await(Stale)
+	for name, w := range map[string]*Watcher{"remote": w, "own": v} {
+		if s := w.Status(); !s.Live || s.Lists != 1 {
+			t.Errorf("%s: status %+v", name, s)
+		}
+	}
+	if s := own.Status(); s.State != Ready {
+		t.Errorf("the own etcd's status %+v", s)
+	}
+	if s := remote.Status(); s.Leases != 0 {
+		t.Errorf("a reader holds %d leases", s.Leases)
+	}
+	r.noDeletes(t, "no heartbeat")
+	if err := run.stop(); err != nil {
+		t.Error(err)
+	}
+	await(Ready) // nobody waits for it any more
 }
