@@ -13,14 +13,14 @@ import (
 // lesson: E14
 func TestBackoffGrowsToAMinute(t *testing.T) {
 	for name, c := range map[string]struct {
-		draw float64
-		want []time.Duration
+		phase float64
+		want  []time.Duration
 	}{
-		"highest": {1, []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond, 800 * time.Millisecond}},
-		"lowest":  {0, []time.Duration{backoffMin, backoffMin, backoffMin, backoffMin}},
+		"highest": {1, []time.Duration{75 * time.Millisecond, 112500 * time.Microsecond, 168750 * time.Microsecond}},
+		"lowest":  {0, []time.Duration{50 * time.Millisecond, 75 * time.Millisecond, 112500 * time.Microsecond}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := backoff{rand: func() float64 { return c.draw }}
+			b := backoff{phase: c.phase, drawn: true}
 			now := time.Unix(0, 0)
 			for i, want := range c.want {
 				if got := b.next(now); got != want {
@@ -32,28 +32,30 @@ func TestBackoffGrowsToAMinute(t *testing.T) {
 					t.Fatalf("a wait of %v", d)
 				}
 			}
+			if d := b.next(now); d != backoffMax {
+				t.Errorf("at last it waits %v", d)
+			}
 		})
 	}
 }
 
 func TestBackoffForgivesWhatLasted(t *testing.T) {
 	for lasted, want := range map[time.Duration]time.Duration{
-		0:                       backoffMax,
-		999 * time.Millisecond:  backoffMax,
-		time.Second:             6400 * time.Millisecond,
-		2 * time.Second:         3200 * time.Millisecond,
-		5 * time.Second:         1600 * time.Millisecond,
-		stableAfter - 1:         200 * time.Millisecond,
-		stableAfter:             100 * time.Millisecond,
-		1000 * time.Hour:        100 * time.Millisecond,
-		-time.Second:            backoffMax,
-		100 * time.Millisecond:  backoffMax,
-		31 * time.Second:        400 * time.Millisecond,
-		1999 * time.Millisecond: 6400 * time.Millisecond,
+		0:                      backoffMax,
+		-time.Second:           backoffMax,
+		time.Second - 1:        backoffMax,
+		time.Second:            bound(11), // 4.3 s
+		2 * time.Second:        bound(9),
+		5 * time.Second:        bound(7),
+		31 * time.Second:       bound(2),
+		stableAfter - 1:        75 * time.Millisecond,
+		stableAfter:            75 * time.Millisecond,
+		1000 * time.Hour:       75 * time.Millisecond,
+		100 * time.Millisecond: backoffMax,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			b := backoff{rand: func() float64 { return 1 }}
-			for range 12 {
+			b := backoff{phase: 1, drawn: true}
+			for range 20 {
 				if !b.wait(t.Context()) {
 					t.Fatal("the context has ended")
 				}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -143,7 +144,7 @@ func impatient(c *Client) {
 	defer c.dialer.mu.Unlock()
 	for _, ep := range c.cfg.Endpoints {
 		_, address, _ := strings.Cut(ep, "://")
-		c.dialer.attempts[address] = &backoff{rand: func() float64 { return 0 }}
+		c.dialer.attempts[address] = &backoff{failures: math.MinInt32}
 	}
 }
 

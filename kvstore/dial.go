@@ -75,7 +75,7 @@ func (d *dialer) turn(address string) time.Duration {
 	now := time.Now()
 	b, ok := d.attempts[address]
 	if !ok {
-		d.attempts[address] = &backoff{started: now}
+		d.attempts[address] = newBackoff(now)
 		return 0
 	}
 	return b.next(now)
