@@ -43,7 +43,7 @@ func settled(t *testing.T, w *Writer) {
 	})
 }
 
-func awaitReady(t *testing.T, w *Writer) {
+func awaitReady(t testing.TB, w *Writer) {
 	t.Helper()
 	select {
 	case <-w.Ready():

@@ -22,6 +22,13 @@ func WithAuth(cluster string) EtcdOption {
 	return func(_ testing.TB, e *Etcd) { e.auth = cluster }
 }
 
+// EnableAuth does what WithAuth does to a server that runs.
+func (e *Etcd) EnableAuth(t testing.TB, cluster string) {
+	t.Helper()
+	e.auth = cluster
+	e.enableAuth(t)
+}
+
 // RemoteMayRead are the prefixes that the role remote may read, beside the key cilium/cluster-config/<cluster>.
 func RemoteMayRead(cluster string) []string {
 	return []string{"cilium/.heartbeat", "cilium/state/", "cilium/synced/" + cluster + "/"}
