@@ -63,7 +63,10 @@ func (r *Registry) claim(d *declaration, ip netip.Addr) ipcache.Claim {
 	return ipcache.Claim{
 		Prefix: netip.PrefixFrom(ip, ip.BitLen()),
 		Owner:  ipcache.Owner{Cluster: r.cfg.ClusterID, Source: ipcache.Local, Object: "endpoint/" + d.String()},
-		Entry:  ipcache.Entry{Identity: d.identity, Host: r.cfg.HostIP, Namespace: d.namespace, Pod: d.name},
+		Entry: ipcache.Entry{
+			Identity: d.identity, Host: r.cfg.HostIP, Namespace: d.namespace, Pod: d.name,
+			ServiceAccount: d.serviceAccount, NamedPorts: ipcache.NewNamedPorts(d.ports),
+		},
 	}
 }
 
@@ -72,7 +75,7 @@ func (r *Registry) announcement(d *declaration, ip netip.Addr) ipcache.Announcem
 		Prefix: netip.PrefixFrom(ip, ip.BitLen()), Host: r.cfg.HostIP, Identity: d.identity,
 		// The second element is the word "default" whatever the cluster's name.
 		Metadata:  "cilium-global:default:" + r.cfg.NodeName + ":" + strconv.FormatUint(uint64(d.endpointID()), 10),
-		Namespace: d.namespace, Pod: d.name, ServiceAccount: d.serviceAccount, NamedPorts: d.ports,
+		Namespace: d.namespace, Pod: d.name, ServiceAccount: d.serviceAccount, NamedPorts: ipcache.NewNamedPorts(d.ports),
 	}
 }
 

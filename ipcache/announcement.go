@@ -34,14 +34,7 @@ type Announcement struct {
 	// Metadata is free text by which the writer recognises its own.
 	Metadata                       string
 	Namespace, Pod, ServiceAccount string
-	NamedPorts                     []NamedPort
-}
-
-// NamedPort is a port that a workload gives a name.
-type NamedPort struct {
-	Name     string
-	Port     uint16
-	Protocol string
+	NamedPorts                     NamedPorts
 }
 
 // wireAnnouncement is the JSON of an announcement, in the order in which writers emit it. Names are matched without
@@ -53,10 +46,10 @@ type wireAnnouncement struct {
 	ID                uint32
 	Key               uint8
 	Metadata          string
-	K8sNamespace      string      `json:",omitempty"`
-	K8sPodName        string      `json:",omitempty"`
-	K8sServiceAccount string      `json:",omitempty"`
-	NamedPorts        []NamedPort `json:",omitempty"`
+	K8sNamespace      string     `json:",omitempty"`
+	K8sPodName        string     `json:",omitempty"`
+	K8sServiceAccount string     `json:",omitempty"`
+	NamedPorts        NamedPorts `json:",omitempty"`
 }
 
 // ParseAnnouncement decodes value, found under key (the last part of the whole key: "10.2.1.10" or "192.0.2.16/28"), which

@@ -47,7 +47,7 @@ func TestParseAnnouncement(t *testing.T) {
 	}
 	want := Announcement{
 		Prefix: netip.MustParsePrefix("10.2.1.10/32"), Host: netip.MustParseAddr("172.18.2.1"), Identity: 131329, EncryptKey: 3,
-		Metadata: "m", Namespace: "shop", Pod: "web-0", ServiceAccount: "default", NamedPorts: []NamedPort{{"http", 8080, "TCP"}},
+		Metadata: "m", Namespace: "shop", Pod: "web-0", ServiceAccount: "default", NamedPorts: NewNamedPorts([]NamedPort{{"http", 8080, "TCP"}}),
 	}
 	if diff := cmp.Diff(want, got, netipEqual); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -78,6 +78,11 @@ func TestAnnouncementValidation(t *testing.T) {
 		{"mask with holes", "10.2.1.0/24", `{"IP":"10.2.1.0","Mask":"/wD/AA=="}`, "invalid mask"},
 		{"mask of the other family", "10.2.1.0/24", `{"IP":"10.2.1.0","Mask":"////////////////////AA=="}`, "invalid mask"},
 		{"bits beyond the mask", "10.0.0.1/8", `{"IP":"10.0.0.1","Mask":"/wAAAA=="}`, "bits beyond its mask"},
+		{"named ports in another form", "10.0.0.1", `{"IP":"10.0.0.1","NamedPorts":[ {"port":8080,"name":"h<"} ]}`, ""},
+		{"no named ports", "10.0.0.1", `{"IP":"10.0.0.1","NamedPorts":[]}`, ""},
+		{"named ports null", "10.0.0.1", `{"IP":"10.0.0.1","NamedPorts":null}`, ""},
+		{"port of 17 bits", "10.0.0.1", `{"IP":"10.0.0.1","NamedPorts":[{"Name":"a","Port":65536,"Protocol":"TCP"}]}`, "named ports: "},
+		{"named ports no list", "10.0.0.1", `{"IP":"10.0.0.1","NamedPorts":"http"}`, "named ports: "},
 		{"/33", "10.0.0.0/33", `{"IP":"10.0.0.0","Mask":"/////4A="}`, "invalid mask"},
 		{"identity of 33 bits", "10.0.0.1", `{"IP":"10.0.0.1","ID":4294967296}`, "ip: "},
 		{"negative identity", "10.0.0.1", `{"IP":"10.0.0.1","ID":-1}`, "ip: "},
@@ -100,7 +105,8 @@ func TestAnnouncementValidation(t *testing.T) {
 }
 
 func TestScanAllocatesNothing(t *testing.T) {
-	value := []byte(`{"IP":"10.2.1.10","Mask":null,"HostIP":"172.18.2.1","ID":131329,"Key":0,"Metadata":"","K8sNamespace":"shop","K8sPodName":"web-0"}`)
+	value := []byte(`{"IP":"10.2.1.10","Mask":null,"HostIP":"172.18.2.1","ID":131329,"Key":0,"Metadata":"","K8sNamespace":"shop",` +
+		`"K8sPodName":"web-0","K8sServiceAccount":"web","NamedPorts":[{"Name":"http","Port":8080,"Protocol":"TCP"},{"Name":"","Port":0,"Protocol":""}]}`)
 	key := []byte("10.2.1.10")
 	if n := testing.AllocsPerRun(100, func() {
 		if _, err := ParseAnnouncement(key, value); err != nil {
@@ -118,6 +124,8 @@ func FuzzScan(f *testing.F) {
 	}
 	f.Add([]byte(`{}`))
 	f.Add([]byte(`{"IP":"10.0.0.1","ID":0,"Key":255,"Mask":"AAA="}`))
+	f.Add([]byte(`{"NamedPorts":[{"Name":"http","Port":8080,"Protocol":"TCP"},{"Name":"dns","Port":53,"Protocol":"UDP"}]}`))
+	f.Add([]byte(`{"NamedPorts":[{"Name":"<","Port":65536,"Protocol":"TCP"}]}`))
 	f.Fuzz(func(t *testing.T, value []byte) {
 		var fast, general wireAnnouncement
 		if !scanAnnouncement(value, &fast) {

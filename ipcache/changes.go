@@ -9,8 +9,9 @@ import (
 
 // Revision is a reader's place in the history of a [Table]. The zero Revision is the beginning.
 type Revision struct {
-	at    uint64 // the last change that the reader was given
-	floor uint64 // deletions up to here are no news to the reader, since it began later
+	at    uint64  // the last change that the reader was given
+	floor uint64  // deletions up to here are no news to the reader, since it began later
+	last  slotRef // the head of that change, if nothing has happened to it since: where the next answer begins
 }
 
 // Change is a prefix whose winner changed, as it is now.
@@ -26,11 +27,12 @@ type Change struct {
 type changes struct {
 	rev            uint64
 	oldest, newest slotRef
-	// cursor is where the last answer ended: the next question most often begins there.
-	cursor atomic.Uint32
+	// given is the newest change that a reader was given.
+	given atomic.Uint64
 
-	tombstones int
-	dead       []slotRef // heads that died, in that order; some live again
+	tombstones  int
+	unreadLimit int
+	dead        []slotRef // heads that died, in that order; some live again
 	// compacted is the newest deletion that is not remembered.
 	compacted uint64
 }
@@ -79,40 +81,68 @@ func (t *Table) bury(r slotRef) {
 	}
 }
 
-// tombstoneFloor is how many tombstones are kept whatever the size of the table.
-const tombstoneFloor = 4096
+const (
+	// tombstoneFloor is how many tombstones are kept whatever the size of the table, for readers that others are ahead of.
+	tombstoneFloor = 4096
+	// unreadLimit is how many are kept if nobody has read them: 30 MiB for whoever drains faster than the kernel forgets.
+	unreadLimit = 1 << 19
+)
 
-// compact bounds what is kept of the past: tombstones beyond half of the table, the oldest first, and the dead half of
-// the names. A reader that has not come to them learns by a reset. mu is held.
-func (t *Table) compact() {
-	for limit := tombstoneFloor + t.slots.capacity()/2; t.tombstones > limit; {
+// compact bounds what is kept of the past, after a batch of n ops and with work in proportion: tombstones, the oldest
+// first, and dead names. mu is held.
+//
+// What nobody has read yet is kept, so that a drain needs no reset; what somebody has read is kept for others in
+// proportion to what lives. A reader that comes too late for forgotten ones learns by a reset.
+func (t *Table) compact(n int) {
+	limit, given := tombstoneFloor+t.live/2, t.given.Load()
+	for budget := 4*n + 64; budget > 0 && t.tombstones > limit; budget-- {
 		r := t.dead[0]
-		t.dead = t.dead[1:]
 		p := t.slots.at(r)
-		p.state &^= slotQueued
-		if p.state&slotDead == 0 {
-			continue
+		if p.state&slotDead != 0 && p.rev > given && t.tombstones <= t.unreadLimit {
+			break
 		}
-		t.compacted = max(t.compacted, p.rev)
-		t.unorder(&t.slots, r)
-		t.index.remove(p.prefixKey(), r)
-		t.slots.release(r)
-		t.tombstones--
+		t.dead = t.dead[1:]
+		if p.state &^= slotQueued; p.state&slotDead != 0 {
+			t.forget(r)
+		}
 	}
-	if t.meta.wasteful() {
-		t.compactNames()
+	if len(t.dead) == 0 {
+		t.dead = nil
 	}
+	t.sweepNames(4*n + 64)
 }
 
-// compactNames copies the names that are in use into blocks of their own.
-func (t *Table) compactNames() {
-	old := t.meta
-	t.meta = metadata{}
-	for head := t.oldest; head != 0; head = t.slots.at(head).newer {
-		for r := head; r != 0; r = t.slots.at(r).next {
-			if s := t.slots.at(r); s.meta != 0 {
-				s.meta = t.meta.copy(old.raw(s.meta))
-			}
+// forget ends a tombstone.
+func (t *Table) forget(r slotRef) {
+	p := t.slots.at(r)
+	t.compacted = max(t.compacted, p.rev)
+	t.unorder(&t.slots, r)
+	k := keyOf(t.slots.prefix(p))
+	t.index.remove(&k, r)
+	t.slots.release(r)
+	t.tombstones--
+}
+
+// sweepNames takes the sweep of the names, if one is due, further by some slots.
+func (t *Table) sweepNames(budget int) {
+	if !t.names.sweeping {
+		if !t.names.wasteful() {
+			return
+		}
+		t.names.giveUp()
+		t.sweepAt = 0
+	}
+	for ; budget > 0; budget-- {
+		switch n := int(t.sweepAt / slabChunk); {
+		case n == len(t.slots.chunks):
+			t.names.swept()
+			return
+		case t.slots.chunks[n].slots == nil:
+			t.sweepAt += slabChunk
+		default:
+			s := t.slots.at(t.sweepAt)
+			s.names = t.names.moved(s.names)
+			t.sweepAt++
 		}
 	}
 }
@@ -132,31 +162,31 @@ func (t *Table) Changes(since Revision, buf []Change) (batch []Change, next Revi
 	case max(since.at, since.floor) < t.compacted:
 		since, reset = Revision{floor: t.rev}, true
 	}
-	r := t.after(since.at)
+	r := t.after(since)
 	for ; r != 0 && len(batch) < max(cap(buf), 1); r = t.slots.at(r).newer {
 		s := t.slots.at(r)
-		change := Change{Prefix: s.prefix(), Deleted: s.state&slotDead != 0}
+		change := Change{Prefix: t.slots.prefix(s), Deleted: s.state&slotDead != 0}
 		if !change.Deleted {
-			c := t.bareClaim(r)
-			change.Entry, change.Owner = c.Entry, c.Owner
+			change.Entry, change.Owner = t.looks(s), t.origins.values[s.origin].owner
 		}
 		batch = append(batch, change)
-		since.at = s.rev
-		t.cursor.Store(uint32(r))
+		since.at, since.last = s.rev, r
+	}
+	for given := t.given.Load(); since.at > given && !t.given.CompareAndSwap(given, since.at); given = t.given.Load() {
 	}
 	return batch, since, reset
 }
 
-// after returns the oldest head that changed after at. mu is held.
-func (t *Table) after(at uint64) slotRef {
-	if at == 0 {
+// after returns the oldest head that changed after since. mu is held.
+func (t *Table) after(since Revision) slotRef {
+	if since.at == 0 {
 		return t.oldest
 	}
-	if r := slotRef(t.cursor.Load()); r != 0 && t.slots.at(r).rev == at {
-		return t.slots.at(r).newer
+	if n := since.last / slabChunk; t.slots.chunks[n].slots != nil && t.slots.at(since.last).rev == since.at {
+		return t.slots.at(since.last).newer
 	}
 	var r slotRef
-	for p := t.newest; p != 0 && t.slots.at(p).rev > at; p = t.slots.at(p).older {
+	for p := t.newest; p != 0 && t.slots.at(p).rev > since.at; p = t.slots.at(p).older {
 		r = p
 	}
 	return r

@@ -35,8 +35,9 @@ type Entry struct {
 	// EncryptKey is 0 for none, an IPsec SPI, or 255 for WireGuard.
 	EncryptKey uint8
 	Flags      Flags
-	// Namespace and Pod name the workload, if it is one of Kubernetes.
-	Namespace, Pod string
+	// Namespace, Pod and ServiceAccount name the workload, if it is one of Kubernetes; NamedPorts are ports that it names.
+	Namespace, Pod, ServiceAccount string
+	NamedPorts                     NamedPorts
 }
 
 // Claim is one owner's statement about one prefix.

@@ -19,7 +19,11 @@ func (t *Table) Len() int {
 
 // head returns the head of p if it has a claim. mu is held.
 func (t *Table) head(p netip.Prefix) (slotRef, bool) {
-	r := t.index.find(&t.slots, keyOf(p))
+	if !p.IsValid() {
+		return 0, false
+	}
+	k := keyOf(p.Masked())
+	r := t.index.find(&t.slots, &k)
 	return r, r != 0 && t.slots.at(r).state&slotDead == 0
 }
 
@@ -28,7 +32,7 @@ func (t *Table) Get(p netip.Prefix) (Claim, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if r, ok := t.head(p); ok {
-		return t.claim(r), true
+		return t.claim(p.Masked(), r), true
 	}
 	return Claim{}, false
 }
@@ -46,9 +50,10 @@ func (t *Table) Claims(p netip.Prefix) []Claim {
 
 // chain returns the claims of a head's prefix, the winner first. mu is held.
 func (t *Table) chain(head slotRef) []Claim {
+	p := t.slots.prefix(t.slots.at(head))
 	var all []Claim
-	for r := head; r != 0; r = t.slots.at(r).next {
-		all = append(all, t.claim(r))
+	for r := head; r != 0; r = t.next(r) {
+		all = append(all, t.claim(p, r))
 	}
 	slices.SortFunc(all, Claim.Compare)
 	return all
@@ -73,30 +78,24 @@ func (t *Table) Lookup(addr netip.Addr) (Claim, bool) {
 		}
 		p, _ := addr.Prefix(length)
 		if r, ok := t.head(p); ok {
-			return t.claim(r), true
+			return t.claim(p, r), true
 		}
 	}
 	return Claim{}, false
 }
 
-// All yields the winner of every prefix, oldest change first. The table is read in batches and not held in between:
-// entries that change meanwhile are seen in one of their states, possibly in both.
+// All yields the winner of every prefix, in no particular order. The table is read in batches and not held in between:
+// entries that change meanwhile are seen in one of their states.
 func (t *Table) All() iter.Seq[Claim] {
 	return func(yield func(Claim) bool) {
-		var at Revision
-		buf := make([]Change, 0, 1024)
-		for {
-			batch, next, _ := t.Changes(at, buf)
-			if len(batch) == 0 {
-				return
-			}
-			at = next
-			for _, c := range batch {
-				claim, ok := t.Get(c.Prefix)
-				if ok && !yield(claim) {
+		var buf []Claim
+		for n := 0; t.scan(n, func(r slotRef, h *slot) { buf = append(buf, t.claim(t.slots.prefix(h), r)) }); n++ {
+			for i := range buf {
+				if !yield(buf[i]) {
 					return
 				}
 			}
+			buf = buf[:0]
 		}
 	}
 }
@@ -150,9 +149,9 @@ func (t *Table) conflict(p netip.Prefix) []Claim {
 // and not held in between.
 func (t *Table) heads(after netip.Prefix, wanted func(*slot) bool) []netip.Prefix {
 	var found []netip.Prefix
-	for n := 0; t.scan(n, func(h *slot) {
+	for n := 0; t.scan(n, func(r slotRef, h *slot) {
 		if wanted(h) {
-			if p := h.prefix(); !after.IsValid() || p.Compare(after) > 0 {
+			if p := t.slots.prefix(h); !after.IsValid() || p.Compare(after) > 0 {
 				found = append(found, p)
 			}
 		}
@@ -163,15 +162,16 @@ func (t *Table) heads(after netip.Prefix, wanted func(*slot) bool) []netip.Prefi
 }
 
 // scan visits the living heads of one chunk of slots, and reports whether there was such a chunk.
-func (t *Table) scan(chunk int, visit func(head *slot)) bool {
+func (t *Table) scan(chunk int, visit func(r slotRef, head *slot)) bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if chunk >= len(t.slots.chunks) {
 		return false
 	}
-	for i := range t.slots.chunks[chunk] {
-		if s := &t.slots.chunks[chunk][i]; s.state&(slotHead|slotDead) == slotHead {
-			visit(s)
+	slots := t.slots.chunks[chunk].slots
+	for i := 0; slots != nil && i < slabChunk; i++ {
+		if h := &slots[i]; h.state&(slotHead|slotDead) == slotHead {
+			visit(slotRef(chunk*slabChunk+i), h)
 		}
 	}
 	return true

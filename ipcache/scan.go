@@ -5,6 +5,7 @@ package ipcache
 import (
 	"encoding/base64"
 	"math"
+	"strings"
 	"unsafe"
 )
 
@@ -67,6 +68,10 @@ func (s *scanner) field(name string, w *wireAnnouncement) bool {
 		to, bit = &w.K8sPodName, 1<<7
 	case "K8sServiceAccount":
 		to, bit = &w.K8sServiceAccount, 1<<8
+	case "NamedPorts":
+		ports, ok := s.ports()
+		w.NamedPorts = ports
+		return ok && s.once(1<<9)
 	default:
 		return false
 	}
@@ -106,6 +111,46 @@ func (s *scanner) text() (string, bool) {
 		}
 	}
 	return "", false
+}
+
+// ports passes over a list of at least one named port, and returns it in place. What it accepts is exactly what
+// [NewNamedPorts] writes.
+func (s *scanner) ports() (NamedPorts, bool) {
+	from := s.rest
+	if !s.skip('[') {
+		return "", false
+	}
+	for {
+		ok := s.literal(`{"Name":`) && s.plain() && s.literal(`,"Port":`)
+		if !ok {
+			return "", false
+		}
+		if _, ok := s.number(math.MaxUint16); !ok || !s.literal(`,"Protocol":`) || !s.plain() || !s.skip('}') {
+			return "", false
+		}
+		if s.skip(']') {
+			n := len(from) - len(s.rest)
+			return NamedPorts(unsafe.String(unsafe.SliceData(from), n)), true
+		}
+		if !s.skip(',') {
+			return "", false
+		}
+	}
+}
+
+// plain passes over a string that JSON writes in one way only.
+func (s *scanner) plain() bool {
+	text, ok := s.text()
+	return ok && !strings.ContainsAny(text, "<>&")
+}
+
+// literal passes over text if it comes next.
+func (s *scanner) literal(text string) bool {
+	if len(s.rest) < len(text) || string(s.rest[:len(text)]) != text {
+		return false
+	}
+	s.rest = s.rest[len(text):]
+	return true
 }
 
 // number reads a decimal number of at most limit, without sign, leading zeros, fraction or exponent.

@@ -4,6 +4,7 @@ package ipcache
 
 import (
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -18,58 +19,82 @@ type Op struct {
 }
 
 // Table is the table of claims. It is safe for concurrent use; writers hand in batches, since every batch takes the lock once.
-// An entry costs about 120 bytes with the names of its workload, and none of it is scanned by the garbage collector.
+// An entry costs about 90 bytes with the names of its workload, and none of it is scanned by the garbage collector.
 type Table struct {
-	mu     sync.RWMutex
-	slots  slab
-	index  index
-	hosts  interned[netip.Addr]
-	owners interned[Owner]
-	meta   metadata
-	live   int         // prefixes with a claim
-	torn   int         // of these, in conflict
-	byLen  [2][129]int // of these, by family and length: what Lookup has to try
+	mu      sync.RWMutex
+	slots   slab
+	index   index
+	others  map[slotRef]slotRef // by head, where there is more than one claim: the next one
+	origins interned[origin]
+	names   names
+	sweepAt slotRef     // where the sweep of the names is
+	live    int         // prefixes with a claim
+	torn    int         // of these, in conflict
+	byLen   [2][129]int // prefixes with a claim by family and length: what Lookup has to try
 
 	changes
 	changed chan struct{}
 	waiting atomic.Bool // somebody holds changed
 }
 
+// origin is what all claims for the workloads of one node have in common, most often.
+type origin struct {
+	owner Owner
+	host  netip.Addr
+	key   uint8
+	flags Flags
+}
+
+func (o origin) own() origin {
+	o.owner.Object = strings.Clone(o.owner.Object)
+	return o
+}
+
 // New returns an empty table.
 func New() *Table {
 	return &Table{
-		index: newIndex(), hosts: newInterned[netip.Addr](), owners: newInterned[Owner](),
-		changed: make(chan struct{}),
+		slots: newSlab(), index: newIndex(), others: make(map[slotRef]slotRef), origins: newInterned(origin.own), names: newNames(),
+		changes: changes{unreadLimit: unreadLimit}, changed: make(chan struct{}),
 	}
 }
 
-// Apply carries out ops in order. Prefixes must be valid and masked.
-func (t *Table) Apply(ops []Op) {
+// Apply carries out ops in order. Prefixes are masked: 10.0.0.1/8 is 10.0.0.0/8. What is no prefix, or one of IPv4-mapped
+// addresses, which no packet carries, is passed over and counted in the result.
+func (t *Table) Apply(ops []Op) (refused int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	before := t.rev
 	for i := range ops {
-		if ops[i].Delete {
-			t.delete(&ops[i].Claim)
-		} else {
-			t.upsert(&ops[i].Claim)
+		c := &ops[i].Claim
+		p := c.Prefix.Masked()
+		switch {
+		case !p.IsValid() || p.Addr().Is4In6():
+			refused++
+		case ops[i].Delete:
+			t.delete(keyOf(p), c)
+		default:
+			t.upsert(keyOf(p), c)
 		}
 	}
-	t.compact()
+	t.compact(len(ops))
 	if t.rev != before && t.waiting.Swap(false) {
 		close(t.changed)
 		t.changed = make(chan struct{})
 	}
+	return refused
 }
 
 // upsert makes or renews one claim. mu is held.
-func (t *Table) upsert(c *Claim) {
-	k := keyOf(c.Prefix)
-	head := t.index.find(&t.slots, k)
+func (t *Table) upsert(k prefixKey, c *Claim) {
+	head := t.index.find(&t.slots, &k)
 	if head == 0 {
-		head = t.newHead(k)
-		t.fill(t.slots.at(head), c)
-		t.count(t.slots.at(head), 1)
+		head = t.slots.alloc()
+		h := t.slots.at(head)
+		t.slots.setKey(h, k)
+		t.index.insert(&k, head)
+		t.append(&t.slots, head)
+		t.fill(h, c)
+		t.count(h, 1)
 		return
 	}
 	h := t.slots.at(head)
@@ -81,30 +106,27 @@ func (t *Table) upsert(c *Claim) {
 		t.touch(head)
 		return
 	}
-	was := *h
-	mine := t.claimOf(head, c)
-	if mine == 0 {
-		mine = t.slots.alloc()
-		m := t.slots.at(mine)
-		m.addr, m.bits, m.state = h.addr, h.bits, h.state&slotV6
-		m.next, h.next = h.next, mine
-		t.fill(m, c)
-	} else {
-		// Acquire before release: numbers that differ then stand for values that differ.
+	was := t.looks(h)
+	if mine := t.claimOf(head, c); mine != 0 {
+		// Acquire before release: a value that stays is not given up in between.
 		m := t.slots.at(mine)
 		old := *m
 		t.fill(m, c)
 		t.drain(&old)
+	} else {
+		mine = t.slots.alloc()
+		t.fill(t.slots.at(mine), c)
+		t.link(head, mine)
 	}
 	t.elect(head)
-	if !h.looksLike(&was) {
+	if t.looks(h) != was {
 		t.touch(head)
 	}
 }
 
 // delete takes back one claim; an unknown one is fine. mu is held.
-func (t *Table) delete(c *Claim) {
-	head := t.index.find(&t.slots, keyOf(c.Prefix))
+func (t *Table) delete(k prefixKey, c *Claim) {
+	head := t.index.find(&t.slots, &k)
 	if head == 0 || t.slots.at(head).state&slotDead != 0 {
 		return
 	}
@@ -113,9 +135,9 @@ func (t *Table) delete(c *Claim) {
 		return
 	}
 	h := t.slots.at(head)
-	was := *h
+	was := t.looks(h)
 	if mine == head {
-		if h.next == 0 {
+		if h.state&slotShared == 0 {
 			t.count(h, -1)
 			t.drain(h)
 			h.state |= slotDead
@@ -124,35 +146,57 @@ func (t *Table) delete(c *Claim) {
 			return
 		}
 		// The head stays: the next claim moves into it, and its own slot goes.
-		mine = h.next
+		mine = t.next(head)
 		t.swapClaims(head, mine)
 	}
 	t.unlink(head, mine)
 	t.drain(t.slots.at(mine))
 	t.slots.release(mine)
 	t.elect(head)
-	if !h.looksLike(&was) {
+	if t.looks(h) != was {
 		t.touch(head)
 	}
 }
 
-func (t *Table) newHead(k prefixKey) slotRef {
-	head := t.slots.alloc()
-	h := t.slots.at(head)
-	h.addr, h.bits, h.state = k.addr, k.bits, slotHead
-	if k.v6 {
-		h.state |= slotV6
+// next returns the claim after r in the chain of a prefix, or 0.
+func (t *Table) next(r slotRef) slotRef {
+	s := t.slots.at(r)
+	switch {
+	case s.state&slotHead == 0:
+		return s.older
+	case s.state&slotShared != 0:
+		return t.others[r]
 	}
-	t.index.insert(k, head)
-	t.append(&t.slots, head)
-	return head
+	return 0
+}
+
+// link puts a claim into a chain, behind the head.
+func (t *Table) link(head, r slotRef) {
+	t.slots.at(r).older = t.next(head)
+	t.others[head] = r
+	t.slots.at(head).state |= slotShared
+}
+
+func (t *Table) unlink(head, r slotRef) {
+	after := t.next(r)
+	if p := t.next(head); p != r {
+		for t.next(p) != r {
+			p = t.next(p)
+		}
+		t.slots.at(p).older = after
+		return
+	}
+	if t.others[head] = after; after == 0 {
+		delete(t.others, head)
+		t.slots.at(head).state &^= slotShared
+	}
 }
 
 // claimOf finds, among the claims of head's prefix, the one that c renews or takes back.
 func (t *Table) claimOf(head slotRef, c *Claim) slotRef {
-	for r := head; r != 0; r = t.slots.at(r).next {
+	for r := head; r != 0; r = t.next(r) {
 		s := t.slots.at(r)
-		if (s.state&slotCIDR != 0) == c.CIDR && t.owners.values[s.owner] == c.Owner {
+		if (s.state&slotCIDR != 0) == c.CIDR && t.origins.values[s.origin].owner == c.Owner {
 			return r
 		}
 	}
@@ -161,9 +205,9 @@ func (t *Table) claimOf(head slotRef, c *Claim) slotRef {
 
 // fill puts c's content into a slot that holds none.
 func (t *Table) fill(s *slot, c *Claim) {
-	s.modRev, s.identity, s.key, s.flags = c.Revision, uint32(c.Entry.Identity), c.Entry.EncryptKey, c.Entry.Flags
-	s.host, s.owner = t.hosts.acquire(c.Entry.Host), t.owners.acquire(c.Owner)
-	s.meta = t.meta.add(c.Entry.Namespace, c.Entry.Pod)
+	s.modRev, s.identity = c.Revision, uint32(c.Entry.Identity)
+	s.origin = t.origins.acquire(origin{owner: c.Owner, host: c.Entry.Host, key: c.Entry.EncryptKey, flags: c.Entry.Flags})
+	s.names = t.names.add(&c.Entry)
 	s.state &^= slotCIDR
 	if c.CIDR {
 		s.state |= slotCIDR
@@ -172,53 +216,43 @@ func (t *Table) fill(s *slot, c *Claim) {
 
 // drain gives up what a slot's content refers to.
 func (t *Table) drain(s *slot) {
-	t.hosts.release(s.host)
-	t.owners.release(s.owner)
-	t.meta.release(s.meta)
-	s.host, s.owner, s.meta = 0, 0, 0
+	t.origins.release(s.origin)
+	t.names.release(s.names)
+	s.origin, s.names = 0, 0
 }
 
 // elect puts the strongest claim into the head, and notes whether the others contradict it.
 func (t *Table) elect(head slotRef) {
-	best, winner := head, Claim{}
 	h := t.slots.at(head)
-	if h.next == 0 {
-		t.mark(h, false)
-		return
-	}
-	for r := head; r != 0; r = t.slots.at(r).next {
-		if c := t.bareClaim(r); r == head || c.Compare(winner) < 0 {
-			best, winner = r, c
+	best, winner, contradicted := head, Claim{}, false
+	if h.state&slotShared != 0 {
+		for r := head; r != 0; r = t.next(r) {
+			if c := t.content(r); r == head || c.Compare(winner) < 0 {
+				best, winner = r, c
+			}
+		}
+		if best != head {
+			t.swapClaims(head, best)
+		}
+		for r := t.next(head); r != 0 && !contradicted; r = t.next(r) {
+			contradicted = t.contradicts(t.slots.at(r), h)
 		}
 	}
-	if best != head {
-		t.swapClaims(head, best)
+	if contradicted != (h.state&slotTorn != 0) {
+		h.state ^= slotTorn
+		if contradicted {
+			t.torn++
+		} else {
+			t.torn--
+		}
 	}
-	contradicted := false
-	for r := h.next; r != 0 && !contradicted; r = t.slots.at(r).next {
-		contradicted = t.contradicts(t.slots.at(r), h)
-	}
-	t.mark(h, contradicted)
 }
 
 // contradicts reports whether another cluster or source than the winner's says something else of its prefix. Two objects
 // of one cluster and source are no contradiction: so an address looks while it moves from one node to the next.
 func (t *Table) contradicts(s, winner *slot) bool {
-	a, b := t.owners.values[s.owner], t.owners.values[winner.owner]
-	return (a.Cluster != b.Cluster || a.Source != b.Source) && !s.looksLike(winner)
-}
-
-// mark notes whether a prefix is in conflict.
-func (t *Table) mark(head *slot, conflict bool) {
-	if was := head.state&slotTorn != 0; was == conflict {
-		return
-	}
-	head.state ^= slotTorn
-	if conflict {
-		t.torn++
-	} else {
-		t.torn--
-	}
+	a, b := &t.origins.values[s.origin].owner, &t.origins.values[winner.origin].owner
+	return (a.Cluster != b.Cluster || a.Source != b.Source) && t.looks(s) != t.looks(winner)
 }
 
 // swapClaims exchanges the claims of two slots of one prefix, and nothing of their places in chain and order.
@@ -226,28 +260,19 @@ func (t *Table) swapClaims(a, b slotRef) {
 	x, y := t.slots.at(a), t.slots.at(b)
 	x.modRev, y.modRev = y.modRev, x.modRev
 	x.identity, y.identity = y.identity, x.identity
-	x.host, y.host = y.host, x.host
-	x.owner, y.owner = y.owner, x.owner
-	x.meta, y.meta = y.meta, x.meta
-	x.key, y.key = y.key, x.key
-	x.flags, y.flags = y.flags, x.flags
+	x.origin, y.origin = y.origin, x.origin
+	// The sweep may have passed one of the two, and leave behind what the other brings there.
+	x.names, y.names = t.names.moved(y.names), t.names.moved(x.names)
 	if (x.state^y.state)&slotCIDR != 0 {
 		x.state ^= slotCIDR
 		y.state ^= slotCIDR
 	}
 }
 
-func (t *Table) unlink(head, r slotRef) {
-	p := head
-	for t.slots.at(p).next != r {
-		p = t.slots.at(p).next
-	}
-	t.slots.at(p).next = t.slots.at(r).next
-}
-
-// looksLike reports whether readers can tell the slot's claim from another's: by what the kernel holds of it.
-func (s *slot) looksLike(o *slot) bool {
-	return s.identity == o.identity && s.host == o.host && s.key == o.key && s.flags == o.flags
+// looks is what readers can tell of a claim: what the kernel holds of it.
+func (t *Table) looks(s *slot) Entry {
+	o := &t.origins.values[s.origin]
+	return Entry{Identity: identity.ID(s.identity), Host: o.host, EncryptKey: o.key, Flags: o.flags}
 }
 
 func (t *Table) count(h *slot, by int) {
@@ -259,20 +284,18 @@ func (t *Table) count(h *slot, by int) {
 	t.live += by
 }
 
-// claim reads a slot. mu is held.
-func (t *Table) claim(r slotRef) Claim {
-	c := t.bareClaim(r)
-	c.Entry.Namespace, c.Entry.Pod = t.meta.get(t.slots.at(r).meta)
-	return c
-}
-
-// bareClaim reads a slot without the names of its workload, and so without allocating.
-func (t *Table) bareClaim(r slotRef) Claim {
+// content reads a slot but for its prefix, and without the names of its workload, and so without allocating.
+func (t *Table) content(r slotRef) Claim {
 	s := t.slots.at(r)
 	return Claim{
-		Prefix: s.prefix(), CIDR: s.state&slotCIDR != 0, Owner: t.owners.values[s.owner], Revision: s.modRev,
-		Entry: Entry{
-			Identity: identity.ID(s.identity), Host: t.hosts.values[s.host], EncryptKey: s.key, Flags: s.flags,
-		},
+		CIDR: s.state&slotCIDR != 0, Owner: t.origins.values[s.origin].owner, Revision: s.modRev, Entry: t.looks(s),
 	}
+}
+
+// claim reads the claim for p in a slot. mu is held.
+func (t *Table) claim(p netip.Prefix, r slotRef) Claim {
+	c := t.content(r)
+	c.Prefix = p
+	t.names.get(t.slots.at(r).names, &c.Entry)
+	return c
 }

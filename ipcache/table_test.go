@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -246,24 +247,66 @@ func TestLateDeletion(t *testing.T) {
 func TestNames(t *testing.T) {
 	table := New()
 	p := netip.MustParsePrefix("10.0.0.1/32")
-	claim := Claim{Prefix: p, Owner: Owner{Source: Local}, Entry: Entry{Identity: 300, Namespace: "shop", Pod: "web-0"}}
+	ports := NewNamedPorts([]NamedPort{{"http", 8080, "TCP"}, {"dns", 53, "UDP"}})
+	claim := Claim{Prefix: p, Owner: Owner{Source: Local}, Entry: Entry{
+		Identity: 300, Namespace: "shop", Pod: "web-0", ServiceAccount: "web", NamedPorts: ports,
+	}}
 	table.Apply([]Op{{Claim: claim}})
 	f := newFollower(table, 8)
 	f.catchUp()
 	f.log = nil
-	claim.Entry.Pod = "web-1"
-	table.Apply([]Op{{Claim: claim}})
-	if got, _ := table.Get(p); got != claim {
-		t.Errorf("got %v, want %v", got, claim)
+	for _, change := range []func(e *Entry){
+		func(e *Entry) { e.Pod = "web-1" },
+		func(e *Entry) { e.Namespace = "" },
+		func(e *Entry) { e.ServiceAccount = "" },
+		func(e *Entry) { e.NamedPorts = "" },
+		func(e *Entry) { e.Pod = "" }, // has none at all
+		func(e *Entry) { e.NamedPorts = ports },
+	} {
+		change(&claim.Entry)
+		table.Apply([]Op{{Claim: claim}})
+		if got, _ := table.Get(p); got != claim {
+			t.Errorf("got %v, want %v", got, claim)
+		}
 	}
 	if f.catchUp(); len(f.log) != 0 {
-		t.Errorf("the kernel does not hold names, yet a new one is a change: %v", f.log)
+		t.Errorf("the kernel does not hold names, yet new ones are a change: %v", f.log)
 	}
 	long := string(slices.Repeat([]byte("x"), 300))
-	claim.Entry.Pod = long
+	var many []NamedPort
+	for i := range 1000 {
+		many = append(many, NamedPort{fmt.Sprintf("port-%d", i), uint16(i), "TCP"})
+	}
+	claim.Entry = Entry{Pod: long, Namespace: long, ServiceAccount: long, NamedPorts: NewNamedPorts(many)}
 	table.Apply([]Op{{Claim: claim}})
-	if got, _ := table.Get(p); got.Entry.Pod != long[:255] {
-		t.Errorf("a name of 300 bytes is kept as one of %d", len(got.Entry.Pod))
+	got, _ := table.Get(p)
+	if e := got.Entry; e.Pod != long[:255] || e.Namespace != long[:255] || e.ServiceAccount != long[:255] {
+		t.Errorf("names of 300 bytes are kept as %d, %d and %d", len(e.Pod), len(e.Namespace), len(e.ServiceAccount))
+	}
+	kept := slices.Collect(got.Entry.NamedPorts.All())
+	if n := len(kept); n < 40 || n > 60 || !slices.Equal(kept, many[:n]) {
+		t.Errorf("of 1000 ports %d are kept: %v", n, kept)
+	}
+}
+
+// What a claim says may stand in a buffer that is reused.
+func TestNoAliases(t *testing.T) {
+	buffer := []byte("node/ashopweb-0web" + `[{"Name":"http","Port":80,"Protocol":"TCP"}]`)
+	text := func(from, to int) string { return unsafe.String(&buffer[from], to-from) }
+	claim := Claim{
+		Prefix: netip.MustParsePrefix("10.0.0.1/32"), Owner: Owner{Source: Local, Object: text(0, 6)},
+		Entry: Entry{Namespace: text(6, 10), Pod: text(10, 15), ServiceAccount: text(15, 18), NamedPorts: NamedPorts(text(18, len(buffer)))},
+	}
+	table := New()
+	table.Apply([]Op{{Claim: claim}})
+	clear(buffer)
+	got, _ := table.Get(claim.Prefix)
+	want := Claim{
+		Prefix: claim.Prefix, Owner: Owner{Source: Local, Object: "node/a"},
+		Entry: Entry{Namespace: "shop", Pod: "web-0", ServiceAccount: "web", NamedPorts: NewNamedPorts([]NamedPort{{"http", 80, "TCP"}})},
+	}
+	if got != want {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 
@@ -289,36 +332,63 @@ func TestChanged(t *testing.T) {
 	}
 }
 
-// A reader that is too late for deletions that were forgotten starts again and ends with the table's content.
+// A reader that is too late for deletions that were forgotten starts again and ends with the table's content. They are
+// forgotten once another reader has read them, or when there are too many.
 func TestReset(t *testing.T) {
-	table := New()
+	const n = 40_000
 	claim := func(i int) Claim {
 		addr := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 		return Claim{Prefix: netip.PrefixFrom(addr, 32), Owner: Owner{Source: Local}, Entry: Entry{Identity: 300}}
 	}
-	const n = 40_000
-	late := newFollower(table, 1000)
-	var ops []Op
-	for i := range n {
-		ops = append(ops, Op{Claim: claim(i)})
-	}
-	table.Apply(ops)
-	for range 10 {
-		late.step() // has seen a quarter
-	}
-	for i := range ops {
-		ops[i].Delete = true
-	}
-	table.Apply(ops[:n-10])
-	if table.Len() != 10 {
-		t.Fatalf("%d prefixes are left, want 10", table.Len())
-	}
-	late.catchUp()
-	if late.reset != 1 || len(late.seen) != 10 {
-		t.Errorf("late reader: %d resets, %d entries, want 1 and 10", late.reset, len(late.seen))
-	}
-	if held := table.tombstones; held > tombstoneFloor+table.slots.capacity()/2 {
-		t.Errorf("%d tombstones are kept", held)
+	for _, v := range []struct {
+		name   string
+		limit  int
+		prompt bool
+		resets int
+	}{
+		{"read by nobody", unreadLimit, false, 0},
+		{"read by another", unreadLimit, true, 1},
+		{"too many", n / 2, false, 1},
+	} {
+		table := New()
+		table.unreadLimit = v.limit
+		late, prompt := newFollower(table, 1000), newFollower(table, 1000)
+		var ops []Op
+		for i := range n {
+			ops = append(ops, Op{Claim: claim(i)})
+		}
+		table.Apply(ops)
+		for range 10 {
+			late.step() // has seen a quarter
+		}
+		for i := range ops {
+			ops[i].Delete = true
+		}
+		for batch := range slices.Chunk(ops[:n-10], 1000) {
+			if table.Apply(batch); v.prompt {
+				prompt.catchUp()
+			}
+		}
+		if table.Len() != 10 {
+			t.Fatalf("%s: %d prefixes are left, want 10", v.name, table.Len())
+		}
+		late.catchUp()
+		if late.reset != v.resets || len(late.seen) != 10 {
+			t.Errorf("%s: late reader: %d resets, %d entries, want %d and 10", v.name, late.reset, len(late.seen), v.resets)
+		}
+		prompt.catchUp()
+		for range 2 * n / 64 { // what memory is left is worked off with the next batches
+			table.Apply(nil)
+		}
+		if held := table.tombstones; held > tombstoneFloor+5 {
+			t.Errorf("%s: %d tombstones are kept", v.name, held)
+		}
+		if c := table.slots.capacity(); c > 2*tombstoneFloor {
+			t.Errorf("%s: memory is held for %d slots", v.name, c)
+		}
+		if c := len(table.index.cells); c > 8*tombstoneFloor {
+			t.Errorf("%s: memory is held for %d cells of the index", v.name, c)
+		}
 	}
 }
 
@@ -378,10 +448,11 @@ var (
 			},
 			Revision: rapid.Int64Range(0, 3).Draw(t, "revision"),
 			Entry: Entry{
-				Identity:  identity.ID(rapid.IntRange(1, 4).Draw(t, "identity")),
-				Host:      host(rapid.SampledFrom([]string{"", "172.18.2.1", "172.18.2.2", "fd00::1"}).Draw(t, "host")),
-				Namespace: rapid.SampledFrom([]string{"", "shop"}).Draw(t, "namespace"),
-				Pod:       rapid.SampledFrom([]string{"", "web-0", "web-1"}).Draw(t, "pod"),
+				Identity:   identity.ID(rapid.IntRange(1, 4).Draw(t, "identity")),
+				Host:       host(rapid.SampledFrom([]string{"", "172.18.2.1", "172.18.2.2", "fd00::1"}).Draw(t, "host")),
+				Namespace:  rapid.SampledFrom([]string{"", "shop"}).Draw(t, "namespace"),
+				Pod:        rapid.SampledFrom([]string{"", "web-0", "web-1"}).Draw(t, "pod"),
+				NamedPorts: rapid.SampledFrom([]NamedPorts{"", `[{"Name":"http","Port":80,"Protocol":"TCP"}]`}).Draw(t, "ports"),
 			},
 		}
 	})
@@ -431,7 +502,7 @@ func TestModel(t *testing.T) {
 			want := make(map[netip.Prefix]Entry)
 			for p := range model {
 				e := model.claims(p)[0].Entry
-				e.Namespace, e.Pod = "", ""
+				e.Namespace, e.Pod, e.NamedPorts = "", "", ""
 				want[p] = e
 			}
 			if diff := cmp.Diff(want, r.seen, netipEqual); diff != "" {

@@ -38,7 +38,10 @@ func (d *ips) upsert(key, value []byte, revision int64) error {
 	}
 	d.batch.add(ipcache.Op{Claim: ipcache.Claim{
 		Prefix: a.Prefix, CIDR: a.CIDR, Owner: d.owner, Revision: revision,
-		Entry: ipcache.Entry{Identity: id, Host: a.Host, EncryptKey: a.EncryptKey, Namespace: a.Namespace, Pod: a.Pod},
+		Entry: ipcache.Entry{
+			Identity: id, Host: a.Host, EncryptKey: a.EncryptKey,
+			Namespace: a.Namespace, Pod: a.Pod, ServiceAccount: a.ServiceAccount, NamedPorts: a.NamedPorts,
+		},
 	}})
 	return nil
 }
