@@ -31,6 +31,7 @@ type changes struct {
 	given atomic.Uint64
 
 	tombstones  int
+	floor       int // tombstoneFloor and unreadLimit, but in tests
 	unreadLimit int
 	dead        []slotRef // heads that died, in that order; some live again
 	// compacted is the newest deletion that is not remembered.
@@ -94,7 +95,7 @@ const (
 // What nobody has read yet is kept, so that a drain needs no reset; what somebody has read is kept for others in
 // proportion to what lives. A reader that comes too late for forgotten ones learns by a reset.
 func (t *Table) compact(n int) {
-	limit, given := tombstoneFloor+t.live/2, t.given.Load()
+	limit, given := t.floor+t.live/2, t.given.Load()
 	for budget := 4*n + 64; budget > 0 && t.tombstones > limit; budget-- {
 		r := t.dead[0]
 		p := t.slots.at(r)

@@ -54,7 +54,7 @@ func (o origin) own() origin {
 func New() *Table {
 	return &Table{
 		slots: newSlab(), index: newIndex(), others: make(map[slotRef]slotRef), origins: newInterned(origin.own), names: newNames(),
-		changes: changes{unreadLimit: unreadLimit}, changed: make(chan struct{}),
+		changes: changes{floor: tombstoneFloor, unreadLimit: unreadLimit}, changed: make(chan struct{}),
 	}
 }
 

@@ -4,19 +4,13 @@ package ipcache
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"runtime"
 	"slices"
 	"testing"
 	"unsafe"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
-	"pgregory.net/rapid"
-
 	"github.com/weftmesh/weft/identity"
-	"github.com/weftmesh/weft/internal/testutil/golden"
 )
 
 // parse reads the store's key of a scenario: an address is a host, a prefix a CIDR.
@@ -86,112 +80,6 @@ func (f *follower) catchUp() {
 	}
 }
 
-// TestScenarios replays what Cilium's own table was seen to do. Where the two differ on purpose, the difference is here.
-//
-// mechanism: G1 G2 G4 G5 G6 G8
-func TestScenarios(t *testing.T) {
-	type event struct {
-		Op, Prefix string
-		Identity   identity.ID
-		Source     string
-	}
-	type step struct {
-		Do, IP, Source, Scenario, Error string
-		Host                            string `json:"host_ip"`
-		Identity                        identity.ID
-		Events                          []event
-		Step                            int
-	}
-	different := map[string][]event{
-		// A claim that lost is kept, so that no hole remains when the winner goes: deleting the strongest claim brings
-		// back the next one (k8s), which Cilium has forgotten.
-		"source-precedence/5": {{"Upsert", "10.2.1.10/32", 65793, "k8s"}},
-	}
-	var (
-		table    *Table
-		f        *follower
-		scenario string
-	)
-	steps := golden.Lines[step](t, "ipcache-scenarios.jsonl")
-	if len(steps) < 20 {
-		t.Fatalf("only %d steps", len(steps))
-	}
-	for _, s := range steps {
-		// Two clusters that claim one address are a test of their own, TestClustersDisagree: Cilium knows no owners.
-		if s.Scenario == "same-source-overwrite-two-clusters" {
-			continue
-		}
-		if s.Scenario != scenario {
-			table, scenario = New(), s.Scenario
-			f = newFollower(table, 16)
-		}
-		name := fmt.Sprintf("%s/%d", s.Scenario, s.Step)
-		p, isCIDR, ok := parse(t, s.IP)
-		if !ok {
-			if s.Error == "" {
-				t.Errorf("%s: %q is no prefix, but Cilium takes it", name, s.IP)
-			}
-			continue // what is no prefix has no type to reach the table in
-		}
-		var source Source
-		if err := source.UnmarshalText([]byte(s.Source)); err != nil {
-			t.Fatal(err)
-		}
-		table.Apply([]Op{{Delete: s.Do == "delete", Claim: Claim{
-			Prefix: p, CIDR: isCIDR, Owner: Owner{Source: source}, Entry: Entry{Identity: s.Identity, Host: host(s.Host)},
-		}}})
-		f.log = nil
-		f.catchUp()
-		var got []event
-		for _, c := range f.log {
-			if c.Deleted {
-				got = append(got, event{Op: "Delete", Prefix: c.Prefix.String()})
-			} else {
-				got = append(got, event{"Upsert", c.Prefix.String(), c.Entry.Identity, c.Owner.Source.String()})
-			}
-		}
-		want := s.Events
-		if d, ok := different[name]; ok {
-			want = d
-		}
-		for i := range want {
-			if want[i].Op == "Delete" { // what was deleted is the reader's to know
-				want[i] = event{Op: "Delete", Prefix: want[i].Prefix}
-			}
-		}
-		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
-			t.Errorf("%s: events (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-// mechanism: G2
-func TestPrecedence(t *testing.T) {
-	seen := 0
-	for _, v := range golden.Lines[struct {
-		Allowed       *bool
-		Existing, New Source
-	}](t, "source-precedence.jsonl") {
-		if v.Allowed == nil || v.Existing == v.New {
-			continue
-		}
-		seen++
-		table := New()
-		p := netip.MustParsePrefix("10.0.0.1/32")
-		table.Apply([]Op{
-			{Claim: Claim{Prefix: p, Owner: Owner{Source: v.Existing}, Entry: Entry{Identity: 1}}},
-			{Claim: Claim{Prefix: p, Owner: Owner{Source: v.New}, Entry: Entry{Identity: 2}}},
-		})
-		winner, _ := table.Get(p)
-		if won := winner.Owner.Source == v.New; won != *v.Allowed {
-			t.Errorf("%s over %s: got %v, want %v", v.New, v.Existing, won, *v.Allowed)
-		}
-	}
-	if seen != 110 {
-		t.Errorf("%d pairs were tried, want 110", seen)
-	}
-}
-
 // Two clusters that claim one address: the lowest cluster id wins whoever came first, and a deletion takes back only
 // what its own cluster claimed. (In Cilium the last writer wins, and a deletion by either removes both.)
 //
@@ -224,7 +112,7 @@ func TestClustersDisagree(t *testing.T) {
 
 // An address that moves to a new node before the old one is deleted stays with the new one.
 //
-// lesson: X8 X9
+// lesson: X8, X9
 func TestLateDeletion(t *testing.T) {
 	p := netip.MustParsePrefix("10.2.1.1/32")
 	claim := func(object string, rev int64) Claim {
@@ -388,196 +276,6 @@ func TestReset(t *testing.T) {
 		}
 		if c := len(table.index.cells); c > 8*tombstoneFloor {
 			t.Errorf("%s: memory is held for %d cells of the index", v.name, c)
-		}
-	}
-}
-
-// oracle is the plainest table: a list of claims.
-type oracle map[netip.Prefix][]Claim
-
-func (o oracle) apply(op Op) {
-	c := op.Claim
-	claims := slices.DeleteFunc(o[c.Prefix], func(d Claim) bool { return d.CIDR == c.CIDR && d.Owner == c.Owner })
-	if !op.Delete {
-		claims = append(claims, c)
-	}
-	if o[c.Prefix] = claims; len(claims) == 0 {
-		delete(o, c.Prefix)
-	}
-}
-
-func (o oracle) claims(p netip.Prefix) []Claim {
-	claims := slices.Clone(o[p])
-	slices.SortFunc(claims, Claim.Compare)
-	return claims
-}
-
-func (o oracle) lookup(addr netip.Addr) (Claim, bool) {
-	best := netip.Prefix{}
-	for p := range o {
-		if p.Contains(addr) && (!best.IsValid() || p.Bits() > best.Bits()) {
-			best = p
-		}
-	}
-	if !best.IsValid() {
-		return Claim{}, false
-	}
-	return o.claims(best)[0], true
-}
-
-var (
-	genPrefix = rapid.Custom(func(t *rapid.T) netip.Prefix {
-		length := rapid.SampledFrom([]int{0, 8, 24, 30, 32, 32, 32}).Draw(t, "length")
-		addr := netip.AddrFrom4([4]byte{10, 0, 0, rapid.ByteRange(0, 7).Draw(t, "byte")})
-		if rapid.Bool().Draw(t, "v6") {
-			b := addr.As16()
-			b[0] = 0xfd
-			addr, length = netip.AddrFrom16(b), length*4
-		}
-		p, _ := addr.Prefix(length)
-		return p
-	})
-	genClaim = rapid.Custom(func(t *rapid.T) Claim {
-		return Claim{
-			Prefix: genPrefix.Draw(t, "prefix"),
-			CIDR:   rapid.Bool().Draw(t, "cidr"),
-			Owner: Owner{
-				Cluster: identity.ClusterID(rapid.IntRange(0, 4).Draw(t, "cluster")),
-				Source:  rapid.SampledFrom([]Source{Local, KVStore, ClusterMesh, Generated}).Draw(t, "source"),
-				Object:  rapid.SampledFrom([]string{"ip", "node/a", "node/b"}).Draw(t, "object"),
-			},
-			Revision: rapid.Int64Range(0, 3).Draw(t, "revision"),
-			Entry: Entry{
-				Identity:   identity.ID(rapid.IntRange(1, 4).Draw(t, "identity")),
-				Host:       host(rapid.SampledFrom([]string{"", "172.18.2.1", "172.18.2.2", "fd00::1"}).Draw(t, "host")),
-				Namespace:  rapid.SampledFrom([]string{"", "shop"}).Draw(t, "namespace"),
-				Pod:        rapid.SampledFrom([]string{"", "web-0", "web-1"}).Draw(t, "pod"),
-				NamedPorts: rapid.SampledFrom([]NamedPorts{"", `[{"Name":"http","Port":80,"Protocol":"TCP"}]`}).Draw(t, "ports"),
-			},
-		}
-	})
-)
-
-// TestModel holds the table, and a reader that follows it at its own pace, to the oracle.
-//
-// mechanism: G1 G3 G6
-// lesson: C5 C6 C9
-func TestModel(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		table, model := New(), make(oracle)
-		readers := []*follower{newFollower(table, 1), newFollower(table, 7)}
-		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
-			var ops []Op
-			for range rapid.IntRange(1, 5).Draw(rt, "batch") {
-				op := Op{Delete: rapid.Bool().Draw(rt, "delete"), Claim: genClaim.Draw(rt, "claim")}
-				ops = append(ops, op)
-				model.apply(op)
-			}
-			table.Apply(ops)
-			for _, r := range readers {
-				if rapid.Bool().Draw(rt, "read") {
-					r.step()
-				}
-			}
-		}
-		if table.Len() != len(model) {
-			rt.Fatalf("%d prefixes, want %d", table.Len(), len(model))
-		}
-		for p := range model {
-			if diff := cmp.Diff(model.claims(p), table.Claims(p), netipEqual); diff != "" {
-				rt.Fatalf("claims for %s (-want +got):\n%s", p, diff)
-			}
-			want, wantOK := model.lookup(p.Addr())
-			if got, ok := table.Lookup(p.Addr()); got != want || ok != wantOK {
-				rt.Fatalf("lookup of %s: got %v, want %v", p.Addr(), got, want)
-			}
-		}
-		for claim := range table.All() {
-			if claim != model.claims(claim.Prefix)[0] {
-				rt.Fatalf("All yields %v, want %v", claim, model.claims(claim.Prefix)[0])
-			}
-		}
-		for _, r := range readers {
-			r.catchUp()
-			want := make(map[netip.Prefix]Entry)
-			for p := range model {
-				e := model.claims(p)[0].Entry
-				e.Namespace, e.Pod, e.NamedPorts = "", "", ""
-				want[p] = e
-			}
-			if diff := cmp.Diff(want, r.seen, netipEqual); diff != "" {
-				rt.Fatalf("a reader in steps of %d saw (-want +got):\n%s", cap(r.buf), diff)
-			}
-		}
-	})
-}
-
-// TestOrderDoesNotMatter applies the same claims in random orders: the winners are the same.
-func TestOrderDoesNotMatter(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		claims := rapid.SliceOfN(genClaim, 1, 20).Draw(rt, "claims")
-		type key struct {
-			p     netip.Prefix
-			cidr  bool
-			owner Owner
-		}
-		unique := make(map[key]bool)
-		var ops []Op
-		for _, c := range claims {
-			if k := (key{c.Prefix, c.CIDR, c.Owner}); !unique[k] {
-				unique[k] = true
-				ops = append(ops, Op{Claim: c})
-			}
-		}
-		first, second := New(), New()
-		first.Apply(ops)
-		second.Apply(rapid.Permutation(ops).Draw(rt, "order"))
-		for _, op := range ops {
-			a, _ := first.Get(op.Claim.Prefix)
-			b, _ := second.Get(op.Claim.Prefix)
-			if a != b {
-				rt.Fatalf("winner for %s: %v in one order, %v in another", op.Claim.Prefix, a, b)
-			}
-		}
-	})
-}
-
-// TestChurn grows and shrinks a large table, so that slots, names and index cells are reused and compacted.
-func TestChurn(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0))
-	table, model := New(), make(map[netip.Prefix]Claim)
-	f := newFollower(table, 512)
-	for round := range 60 {
-		var ops []Op
-		for range 2000 {
-			n := rnd.IntN(20_000)
-			addr := netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
-			c := Claim{Prefix: netip.PrefixFrom(addr, 32), Owner: Owner{Cluster: 2, Source: ClusterMesh, Object: "ip"}, Revision: int64(round)}
-			c.Entry = Entry{Identity: identity.ID(rnd.IntN(1000)), Namespace: "shop", Pod: fmt.Sprintf("pod-%d-%d", n, round)}
-			op := Op{Delete: rnd.IntN(100) < 30+40*(round/15%2), Claim: c}
-			if ops = append(ops, op); op.Delete {
-				delete(model, c.Prefix)
-			} else {
-				model[c.Prefix] = c
-			}
-		}
-		table.Apply(ops)
-		if rnd.IntN(3) > 0 {
-			f.catchUp()
-		}
-	}
-	f.catchUp()
-	if table.Len() != len(model) || len(f.seen) != len(model) {
-		t.Fatalf("table has %d, reader %d, want %d", table.Len(), len(f.seen), len(model))
-	}
-	for p, want := range model {
-		if got, ok := table.Get(p); !ok || got != want {
-			t.Fatalf("%s: got %v, want %v", p, got, want)
-		}
-		if got := f.seen[p]; got.Identity != want.Entry.Identity {
-			t.Fatalf("%s: the reader has %v, want %v", p, got, want.Entry)
 		}
 	}
 }
