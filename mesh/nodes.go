@@ -23,6 +23,7 @@ type nodes struct {
 	dualStack bool
 	underlay6 bool
 	remote    bool // the cluster is not our own
+	prefer    node.Preference
 
 	known map[string][]ipcache.Claim // by node
 	batch batch
@@ -41,6 +42,7 @@ func (d *nodes) upsert(key, value []byte, revision int64) error {
 	if d.local != "" && n.Name == d.local {
 		return errIgnored
 	}
+	n.Preference = d.prefer
 	claims := d.claims(n, revision)
 	d.replace(d.known[n.Name], claims)
 	d.known[n.Name] = claims

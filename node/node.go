@@ -43,14 +43,26 @@ type Node struct {
 	Labels, Annotations map[string]string
 	WireguardPubKey     string
 	BootID              string
+
+	// Preference is this reader's own, and no part of what the node says of itself. It stands here so that all who ask for
+	// the node's address get the same one.
+	Preference Preference
 }
 
 // Key is the key under which the node publishes itself.
 func (n Node) Key() string { return StatePrefix + "/" + n.Cluster + "/" + n.Name }
 
-// IP is the node's address of one family, by which its peers reach it: the first InternalIP, else the last ExternalIP,
-// else the first address of another type. The address in its pod network is never it. It is the zero Addr if there is none.
+// IP is the node's address of one family, by which its peers reach it: the first that its Preference names, else the first
+// InternalIP, else the last ExternalIP, else the first address of another type. The address in its pod network is never it. It
+// is the zero Addr if there is none.
 func (n Node) IP(v6 bool) netip.Addr {
+	for _, choice := range n.Preference {
+		for _, a := range n.Addresses {
+			if a.IP.Is6() == v6 && a.Type != CiliumInternalIP && choice.matches(a) {
+				return a.IP
+			}
+		}
+	}
 	var external, other netip.Addr
 	for _, a := range n.Addresses {
 		if a.IP.Is6() != v6 {
