@@ -116,7 +116,7 @@ func (c *Client) credentials() (credentials.TransportCredentials, error) {
 	if !secure {
 		return insecure.NewCredentials(), nil
 	}
-	files := &reloadingTLS{cfg: c.cfg, failed: c.status.failed, expiry: c.expiry}
+	files := &reloadingTLS{cfg: c.cfg, failed: c.status.failed, refused: c.failed, expiry: c.expiry}
 	c.expiry.reread = files.clientCertificate
 	return files, nil
 }
@@ -163,7 +163,8 @@ func (c *Client) connected(conn connection, address string) {
 
 func (c *Client) disconnected(conn connection) { c.status.disconnected(conn) }
 
-func (c *Client) failed(err error) { c.status.failed(err) }
+// failed is told by the dialer of each attempt to connect that came to nothing.
+func (c *Client) failed(err error) { c.status.unconnected(err) }
 
 // Close ends all connections; what is under way fails.
 func (c *Client) Close() error {

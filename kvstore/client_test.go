@@ -55,7 +55,7 @@ func TestClientWithoutServer(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "connection refused") || !strings.Contains(err.Error(), e.Addr()) {
 		t.Errorf("error %v", err)
 	}
-	if s := c.Status(); s.Connected || s.LastError == nil || s.LastErrorAt.IsZero() || !s.LastContact.IsZero() {
+	if s := c.Status(); s.Connected || s.LastError == nil || s.LastErrorAt.IsZero() || !s.LastContact.IsZero() || s.FailedDials == 0 {
 		t.Errorf("status %+v", s)
 	}
 	e.Restart(t)

@@ -45,6 +45,10 @@ type Status struct {
 	// first of the servers' certificates are good; zero: there is none.
 	CertNotAfter, ServerCertNotAfter time.Time
 
+	// FailedDials counts attempts to connect that ended before etcd could be
+	// asked anything.
+	FailedDials uint64
+
 	LastContact time.Time // of the last answer
 	LastError   error     // of the last dial, handshake or call that failed, also when all is well again
 	LastErrorAt time.Time
@@ -167,6 +171,14 @@ func (c *clientStatus) failed(err error) {
 		c.health.foreign = true
 	}
 	c.observe()
+}
+
+// unconnected tells of an attempt to connect that failed.
+func (c *clientStatus) unconnected(err error) {
+	c.mu.Lock()
+	c.s.FailedDials++
+	c.mu.Unlock()
+	c.failed(err)
 }
 
 // repinned tells that the history that answers next is accepted.

@@ -26,6 +26,8 @@ type reloadingTLS struct {
 	failed func(error)
 	// expiry is told of the certificates on both sides.
 	expiry *expiry
+	// refused is told of a handshake that failed.
+	refused func(error)
 
 	mu    sync.Mutex
 	cert  *tls.Certificate // last good pair; guarded by mu
@@ -52,7 +54,7 @@ func (r *reloadingTLS) ClientHandshake(ctx context.Context, authority string, ra
 		}
 		err = fmt.Errorf("TLS with %s: %w", authority, err)
 	}
-	r.failed(err)
+	r.refused(err)
 	return nil, nil, err
 }
 
