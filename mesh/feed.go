@@ -29,6 +29,7 @@ type feed struct {
 	rejects *rejections
 	keep    time.Duration // how long the last good value outlives a bad one
 	synced  func()        // called when all has been listed over the present connection; no lock is held
+	seen    *sightings    // told of all that is delivered
 
 	mu      sync.Mutex
 	decode  decoder
@@ -43,6 +44,9 @@ type feed struct {
 	listed  bool      // completely, at least once
 	current bool      // completely, over the present connection
 	started time.Time // when the watcher began to run over the present connection
+
+	halt    <-chan struct{} // ends a drain; nil if there is none
+	drained int             // by the present drain, which the watcher has not forgotten yet
 }
 
 func newFeed(kind string, p prefix, decode decoder, rejects *rejections, keep time.Duration, synced func()) *feed {
@@ -79,12 +83,21 @@ func (f *feed) deliver(events []kvstore.Event) {
 	if f.apply(events) {
 		f.synced()
 	}
+	f.seen.note(events, time.Now())
 }
 
 // apply takes a batch of events, and reports whether it ended a listing.
 func (f *feed) apply(events []kvstore.Event) (synced bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.halt != nil {
+		select {
+		case <-f.halt:
+			return false
+		default:
+			f.drained += len(events)
+		}
+	}
 	for i := range events {
 		e := &events[i]
 		switch e.Kind {
@@ -173,14 +186,26 @@ func (f *feed) move(p prefix) {
 	f.prefix, f.watcher = p, kvstore.NewWatcher(p.keys, f.deliver)
 }
 
-// drain deletes all that the feed has brought. Not concurrently with run.
-func (f *feed) drain() {
+// drain deletes all that the feed has brought, a delivery at a time, so that others get at the tables in between. It reports
+// whether it has; when stop is closed, the rest stays. Not concurrently with run.
+func (f *feed) drain(stop <-chan struct{}) bool {
+	f.mu.Lock()
+	f.halt = stop
+	f.mu.Unlock()
+
 	f.watcher.Drain()
+
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.halt, f.drained, f.current = nil, 0, false
+	select {
+	case <-stop:
+		return false
+	default:
+	}
 	f.sweep()
 	f.decode.flush()
-	f.listed, f.current = false, false
+	return true
 }
 
 // feedStanding is how far a feed has come.
@@ -194,7 +219,7 @@ type feedStanding struct {
 func (f *feed) standing() feedStanding {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := feedStanding{inUse: max(0, f.watcher.Len()-len(f.refused)), listed: f.listed, current: f.current}
+	s := feedStanding{inUse: max(0, f.watcher.Len()-f.drained-len(f.refused)), listed: f.listed, current: f.current}
 	if w := f.watcher.Status(); !w.Live && w.LastErrorAt.After(f.started) {
 		s.lost = w.LastError
 	}

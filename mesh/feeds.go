@@ -37,7 +37,9 @@ func (r *remote) newFeeds(id identity.ClusterID, cached bool) *feeds {
 	fs := &feeds{id: id, cached: cached}
 	prefixes := layout(r.name, cached)
 	feed := func(kind string, p prefix, d decoder) *feed {
-		return newFeed(kind, p, d, r.rejects, cfg.KeepInvalid, r.synced)
+		f := newFeed(kind, p, d, r.rejects, cfg.KeepInvalid, r.synced)
+		f.seen = &r.seen
+		return f
 	}
 	fs.nodes = feed("node", prefixes.nodes, &nodes{
 		table: cfg.Nodes, ips: cfg.IPs, layout: cfg.Layout, cluster: id, name: r.name, local: local, remote: !r.own,
@@ -115,6 +117,16 @@ func (fs *feeds) follow(ctx context.Context, c *kvstore.Client, cluster string, 
 		tasks.Go(func() error { return watcher.Run(ctx, c) })
 	}
 	return tasks.Wait()
+}
+
+// drain deletes all that has been brought, and reports whether it has; when stop is closed, the rest stays.
+func (fs *feeds) drain(stop <-chan struct{}) bool {
+	for _, f := range fs.inDrainOrder() {
+		if !f.drain(stop) {
+			return false
+		}
+	}
+	return true
 }
 
 // disconnected says that none of the feeds is followed any more.

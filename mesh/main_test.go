@@ -36,7 +36,7 @@ const soon = 20 * time.Second
 // testTiming has a rescan interval that no test lives to see: changes of the directory must be notified.
 var testTiming = timing{
 	quiet: 5 * time.Millisecond, settle: 300 * time.Millisecond, rescan: time.Hour, poll: 20 * time.Millisecond,
-	probe: 40 * time.Millisecond, request: 2 * time.Second, silence: 5 * time.Second,
+	probe: 40 * time.Millisecond, request: 2 * time.Second, silence: 30 * time.Second,
 	retryMin: 5 * time.Millisecond, retryMax: 100 * time.Millisecond,
 }
 

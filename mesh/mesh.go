@@ -47,6 +47,12 @@ type Config struct {
 
 	// SyncTimeout bounds how long readiness waits for remote clusters. Default: 1 minute.
 	SyncTimeout time.Duration
+	// CacheTTL is how long the services of a remote cluster that cannot be followed stay in use, with CacheTTLAll all its
+	// data; 0: for ever.
+	CacheTTL    time.Duration
+	CacheTTLAll bool
+	// Preferences say by which of their addresses nodes are reached.
+	Preferences node.Preferences
 	// KeepInvalid is how long the last good value of a key stays in use when the key has got a bad one. Default: 10 minutes.
 	KeepInvalid time.Duration
 
@@ -79,7 +85,7 @@ func (c *Config) complete() error {
 // timing holds the intervals of a mesh.
 type timing struct {
 	quiet, settle, rescan, poll time.Duration // see dir
-	probe                       time.Duration // between looks at cluster-config
+	probe                       time.Duration // between looks at what time alone changes
 	request                     time.Duration // bounds one request
 	silence                     time.Duration // a connection without an answer for so long is given up
 	retryMin, retryMax          time.Duration // between attempts to connect
@@ -268,7 +274,8 @@ func (m *Mesh) all() []*remote {
 // Listed reports whether all nodes, addresses and identities of the cluster with this id have been in the tables at least
 // once since the start, so that what the tables lack is known to be gone. That is so, too, for an id that no cluster has;
 // but as long as there is a configured cluster whose id is not known yet, every unknown id may be that cluster's, and
-// before the directory has been read, every cluster's. Id 0 stands for all clusters.
+// before the directory has been read, every cluster's. A cluster
+// whose data has outlived Config.CacheTTL has none. Id 0 stands for all clusters.
 func (m *Mesh) Listed(id identity.ClusterID) bool {
 	m.mu.Lock()
 	settled := m.seen
@@ -282,6 +289,7 @@ func (m *Mesh) Listed(id identity.ClusterID) bool {
 	for _, r := range m.all() {
 		s := r.standing()
 		switch {
+		case s.gone:
 		case id == 0:
 			settled = settled && s.listed
 		case s.holds == id:

@@ -22,15 +22,19 @@ type remote struct {
 	mesh    *Mesh
 	log     *slog.Logger
 	rejects *rejections
+	seen    sightings
 
 	listed chan struct{} // closed when all kinds have been listed completely for the first time
 	done   chan struct{} // closed at the end of run
+
+	stop <-chan struct{} // closed when run is to end; nothing is drained then
 
 	next *file // the config to start over with when this life is over; guarded by Mesh.mu
 
 	mu       sync.Mutex
 	settings settings
 	removed  bool
+	ended    bool               // there will be no other pass
 	wake     context.CancelFunc // ends the present pass
 	client   *kvstore.Client    // of the present connection, nil between connections
 	claims   identity.ClusterID // what the cluster's last valid config says
@@ -105,6 +109,7 @@ func (r *remote) parseConfig(content []byte) (kvstore.Config, error) {
 	if err != nil {
 		return kvstore.Config{}, err
 	}
+	config.HeartbeatKey = identity.HeartbeatKey
 	if tune := r.mesh.cfg.Tune; tune != nil {
 		tune(&config)
 	}
@@ -130,6 +135,7 @@ func (r *remote) removing() bool {
 // run lives until the remote is removed and has drained, or ctx ends; then nothing is drained.
 func (r *remote) run(ctx context.Context) {
 	defer close(r.done)
+	r.stop = ctx.Done()
 	var (
 		used     *kvstore.Config
 		failures int
@@ -145,6 +151,7 @@ func (r *remote) run(ctx context.Context) {
 			r.withdraw()
 			return
 		}
+		r.forget()
 		if config != used {
 			used, failures = config, 0
 		}
@@ -177,10 +184,12 @@ func (r *remote) begin(ctx context.Context) (context.Context, *kvstore.Config) {
 	return ctx, r.settings.config
 }
 
-// end lets go of the last pass's context.
+// end lets go of the last pass's context, and of the time to live: there is no pass that it could end.
 func (r *remote) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.ended = true
+	r.noteAbsence(false)
 	r.wake()
 }
 
@@ -190,7 +199,10 @@ func (r *remote) hold(config identity.ClusterConfig) error {
 	id := identity.ClusterID(config.ID)
 	if r.feeds != nil && r.feeds.id != id {
 		r.log.Info("id of remote cluster has changed, starting over", "old", r.feeds.id, "new", id)
-		r.withdraw()
+		if r.withdraw(); r.feeds != nil {
+			return errStopped
+		}
+		r.drains(false)
 	}
 	r.mu.Lock()
 	r.claims = id
@@ -213,18 +225,27 @@ func (r *remote) hold(config identity.ClusterConfig) error {
 	return nil
 }
 
-// withdraw deletes all that the cluster has brought, in batches, and frees its id.
+// withdraw deletes all that the cluster has brought, in batches, and frees its id. When the agent stops, the rest stays.
 func (r *remote) withdraw() {
 	fs := r.feeds
 	if fs == nil {
 		return
 	}
-	for _, f := range fs.inDrainOrder() {
-		f.drain()
+	r.drains(true)
+	if !fs.drain(r.stop) {
+		return
 	}
 	r.mu.Lock()
 	r.feeds = nil
 	r.mu.Unlock()
 	r.mesh.ids.release(fs.id, r.name)
 	r.log.Info("all resources of remote cluster cleaned up")
+}
+
+// drains begins or ends the state of draining.
+func (r *remote) drains(now bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.progress.draining = now
+	r.observe()
 }

@@ -22,6 +22,8 @@ var (
 	errNoClusterConfig = errors.New("cluster-config is missing")
 	// errOwnID indicates a cluster that uses our id.
 	errOwnID = errors.New("cluster id is our own")
+	// errStopped indicates that the agent stops in the middle of a drain.
+	errStopped = errors.New("stopped while draining")
 	// errReconfigured indicates that a cluster's cluster-config is not what it was.
 	errReconfigured = errors.New("cluster-config has changed")
 )
@@ -37,14 +39,39 @@ func (r *remote) connect(ctx context.Context, config kvstore.Config) (joined boo
 	defer client.Close()
 	r.use(client)
 	defer r.use(nil)
+	tasks, ctx := errgroup.WithContext(ctx)
+	news := make(chan struct{}, 1)
+	if !r.own {
+		watcher := kvstore.NewKeyWatcher(r.configKey(), func([]kvstore.Event) {
+			select {
+			case news <- struct{}{}:
+			default:
+			}
+		})
+		tasks.Go(func() error { return watcher.Run(ctx, client) })
+	}
+	tasks.Go(func() (err error) {
+		joined, err = r.live(ctx, client, news)
+		return err
+	})
+	err = tasks.Wait()
+	return joined, err
+}
+
+// live joins the cluster and follows it, again and again if its config changes, until something else ends that. It returns an
+// error always. news says that it is time to look at the cluster-config.
+func (r *remote) live(ctx context.Context, client *kvstore.Client, news <-chan struct{}) (joined bool, err error) {
 	for {
-		if err := r.join(ctx, client); err != nil {
+		if err := r.join(ctx, client, news); err != nil {
 			return joined, err
 		}
 		joined = true
 		r.joined()
-		err := r.follow(ctx, client)
+		err := r.follow(ctx, client, news)
 		r.feeds.disconnected()
+		if err == nil {
+			err = ctx.Err()
+		}
 		if !errors.Is(err, errReconfigured) {
 			return joined, err
 		}
@@ -54,13 +81,16 @@ func (r *remote) connect(ctx context.Context, config kvstore.Config) (joined boo
 
 // join tries until the cluster's config is accepted and the cluster holds its id. It returns an error when ctx has ended,
 // or etcd has not answered for so long that another connection is worth a try.
-func (r *remote) join(ctx context.Context, client *kvstore.Client) error {
+func (r *remote) join(ctx context.Context, client *kvstore.Client, news <-chan struct{}) error {
 	answered := time.Now()
 	for failures := 1; ; failures++ {
 		freed := r.mesh.ids.changed()
 		config, err := r.clusterConfig(ctx, client)
 		if err == nil {
 			err = r.hold(config)
+		}
+		if err == nil {
+			r.seen.follow(client.Status().EtcdClusterID)
 		}
 		if err == nil || ctx.Err() != nil {
 			return ctx.Err()
@@ -78,6 +108,7 @@ func (r *remote) join(ctx context.Context, client *kvstore.Client) error {
 		wait := time.NewTimer(r.mesh.timing.pause(failures))
 		select {
 		case <-wait.C:
+		case <-news:
 		case <-freed:
 		case <-ctx.Done():
 		}
@@ -85,12 +116,15 @@ func (r *remote) join(ctx context.Context, client *kvstore.Client) error {
 	}
 }
 
+// configKey is where the cluster says of itself how it is read.
+func (r *remote) configKey() string { return identity.ClusterConfigPrefix + "/" + r.name }
+
 // clusterConfig fetches and checks what the cluster says of itself.
 func (r *remote) clusterConfig(ctx context.Context, client *kvstore.Client) (identity.ClusterConfig, error) {
 	if r.own {
 		return identity.ClusterConfig{ID: uint32(r.mesh.cfg.ClusterID)}, nil
 	}
-	key := identity.ClusterConfigPrefix + "/" + r.name
+	key := r.configKey()
 	kv, ok, err := r.get(ctx, client, key)
 	if err != nil {
 		return identity.ClusterConfig{}, err
@@ -123,51 +157,45 @@ func (r *remote) get(ctx context.Context, client *kvstore.Client, key string) (k
 }
 
 // follow keeps the tables up to date until ctx ends, the cluster's config is not what it was, or the connection is of no
-// more use.
-func (r *remote) follow(ctx context.Context, client *kvstore.Client) error {
+// more use. Our own etcd has neither cluster-config nor heartbeat here: the absence of its operator is not the agent's affair.
+func (r *remote) follow(ctx context.Context, client *kvstore.Client, news <-chan struct{}) error {
 	tasks, ctx := errgroup.WithContext(ctx)
 	tasks.Go(func() error { return r.feeds.follow(ctx, client, r.name, r.config.Capabilities.SyncedCanaries) })
-	tasks.Go(func() error { return r.watchConfig(ctx, client) })
+	tasks.Go(func() error { return r.attend(ctx, client) })
+	if !r.own {
+		tasks.Go(func() error { return r.watchConfig(ctx, client, news) })
+		tasks.Go(func() error { return client.FollowHeartbeat(ctx) })
+	}
 	return tasks.Wait()
 }
 
-// watchConfig looks at the cluster-config now and then, which also shows whether etcd still answers. It ends with
-// errReconfigured, or errNoAnswer after a long silence.
-//
-// It asks rather than watches because the one key is all that a remote is allowed to read of the prefix.
-func (r *remote) watchConfig(ctx context.Context, client *kvstore.Client) error {
-	t := r.mesh.timing
-	answered := time.Now()
-	for sleep(ctx, t.probe/2+rand.N(t.probe)) {
+// watchConfig looks at the cluster-config whenever there are news of it. It ends with errReconfigured when the cluster is to
+// be taken up in another way.
+func (r *remote) watchConfig(ctx context.Context, client *kvstore.Client, news <-chan struct{}) error {
+	for failures := 0; ; {
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return nil
+		}
 		err := r.checkConfig(ctx, client)
+		for ; errors.Is(err, errNoAnswer) && !errors.Is(err, kvstore.ErrHistoryChanged) && sleep(ctx, r.mesh.timing.pause(failures)); failures++ {
+			err = r.checkConfig(ctx, client)
+		}
 		if ctx.Err() != nil {
 			return nil
 		}
+		failures = 0
 		if errors.Is(err, errReconfigured) || errors.Is(err, kvstore.ErrHistoryChanged) {
 			return err
 		}
-		now := time.Now()
-		if !errors.Is(err, errNoAnswer) {
-			answered = now
-		}
-		r.probed(err)
-		if now.Sub(answered) > t.silence {
-			return err
-		}
-		for _, f := range r.feeds.inDrainOrder() {
-			f.expire(now)
-		}
+		r.published(err)
 	}
-	return nil
 }
 
 // checkConfig asks etcd for the cluster-config. A missing one is an error, but no reason to give up what is being
 // followed: it is written under a lease, which its writer may lose for a while.
 func (r *remote) checkConfig(ctx context.Context, client *kvstore.Client) error {
-	if r.own {
-		_, _, err := r.get(ctx, client, identity.HeartbeatKey)
-		return err
-	}
 	config, err := r.clusterConfig(ctx, client)
 	switch {
 	case errors.Is(err, errNoAnswer), errors.Is(err, errNoClusterConfig):
@@ -176,6 +204,31 @@ func (r *remote) checkConfig(ctx context.Context, client *kvstore.Client) error 
 		return fmt.Errorf("%w: %w", errReconfigured, err)
 	case !readsAlike(r.config, config):
 		return errReconfigured
+	}
+	return nil
+}
+
+// attend does what is due from time to time while a cluster is followed. It ends with errNoAnswer when etcd has said nothing
+// for so long that another connection is worth a try: watchers that do not get on say so in the status, and try again
+// over the connection that there is.
+func (r *remote) attend(ctx context.Context, client *kvstore.Client) error {
+	t := r.mesh.timing
+	answered := time.Now()
+	for sleep(ctx, t.probe/2+rand.N(t.probe)) {
+		now := time.Now()
+		if contact := client.Status().LastContact; contact.After(answered) {
+			answered = contact
+		}
+		if now.Sub(answered) > t.silence {
+			// One answer may take long over a slow line. A small question tells.
+			if _, _, err := r.get(ctx, client, identity.HeartbeatKey); err != nil && ctx.Err() == nil {
+				return err
+			}
+		}
+		for _, f := range r.feeds.inDrainOrder() {
+			f.expire(now)
+		}
+		r.look()
 	}
 	return nil
 }

@@ -16,15 +16,18 @@ import (
 // progress is how far the life of a remote has come.
 type progress struct {
 	attempt  attempt
-	probeErr error // of the last look at a joined cluster's config
+	config   error // what is wrong with the cluster-config of a joined cluster
 	lost     error // what a connection suffers from that has not failed, as last noticed
+	draining bool  // what the cluster has brought is being deleted
 
 	state State // as last noticed
 	since time.Time
+	away  absence
 
 	lastErr               error
 	lastErrAt             time.Time
-	failures, connections uint64
+	lastSuccess           time.Time // when etcd last answered while the cluster was followed
+	failures, connections uint64    // without the failures of the present client
 }
 
 // attempt is what the latest attempt to join the cluster has come to.
@@ -46,6 +49,9 @@ func (r *remote) note(err error) {
 func (r *remote) use(client *kvstore.Client) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.client != nil {
+		r.progress.failures += r.client.Status().FailedDials
+	}
 	r.client = client
 }
 
@@ -81,20 +87,27 @@ func (r *remote) failed(err error) {
 func (r *remote) joined() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.progress.attempt, r.progress.probeErr, r.progress.lost = attemptJoined, nil, nil
+	r.progress.attempt, r.progress.config, r.progress.lost = attemptJoined, nil, nil
 	r.progress.connections++
 	r.observe()
 	r.log.Info("connection to remote cluster established", "id", r.claims, "cached", r.config.Capabilities.Cached,
 		"canaries", r.config.Capabilities.SyncedCanaries)
 }
 
-// probed says what the last look at the cluster's config has come to.
-func (r *remote) probed(err error) {
+// published says what is wrong with the config that the cluster publishes now, nil if nothing is.
+func (r *remote) published(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.progress.probeErr = err; err != nil {
+	if r.progress.config = err; err != nil {
 		r.note(err)
 	}
+	r.observe()
+}
+
+// look brings the state up to date with what nobody has told.
+func (r *remote) look() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.observe()
 }
 
@@ -109,8 +122,20 @@ func (r *remote) synced() {
 func (r *remote) observe() {
 	p := &r.progress
 	listed, current, lost := r.survey()
-	if lost == nil && (p.attempt == attemptJoined || p.attempt == attemptOpen) {
-		lost = disconnected(r.client)
+	var etcd kvstore.Status
+	if r.client != nil {
+		etcd = r.client.Status()
+	}
+	if lost == nil && !etcd.Connected && (p.attempt == attemptJoined || p.attempt == attemptOpen) {
+		lost = unwell(etcd)
+	}
+	r.noteAbsence(p.attempt != attemptJoined || lost != nil)
+	// A cluster whose data is followed is not away because of what is doubtful beside it, such as a late heartbeat.
+	if lost == nil && p.attempt == attemptJoined && (etcd.State == kvstore.Stale || etcd.State == kvstore.Failed) {
+		lost = unwell(etcd)
+	}
+	if p.following(lost) && r.client != nil {
+		p.lastSuccess = etcd.LastContact
 	}
 	if lost != nil && (p.lost == nil || p.lost.Error() != lost.Error()) {
 		r.note(lost)
@@ -148,8 +173,10 @@ func (r *remote) survey() (listed, current bool, lost error) {
 }
 
 func (p *progress) stateFor(listed, current bool) State {
-	following := p.attempt == attemptJoined && p.probeErr == nil && p.lost == nil
+	following := p.following(p.lost)
 	switch {
+	case p.draining:
+		return Draining
 	case p.attempt == attemptConflict:
 		return Conflict
 	case following && current:
@@ -164,15 +191,17 @@ func (p *progress) stateFor(listed, current bool) State {
 	return Failed
 }
 
-// disconnected says why client has no connection, nil if it has, or is only being made.
-func disconnected(client *kvstore.Client) error {
-	if client == nil {
-		return nil // let go of, which is not its failure
+// following reports whether all that the cluster publishes is being followed, if nothing but lost is amiss.
+func (p *progress) following(lost error) bool {
+	return p.attempt == attemptJoined && p.config == nil && lost == nil
+}
+
+// unwell says what is wrong with a connection, nil if nothing is, or it is only being made, or let go of.
+func unwell(s kvstore.Status) error {
+	if s.LastError == nil {
+		return nil
 	}
-	if s := client.Status(); !s.Connected && s.LastError != nil {
-		return fmt.Errorf("%w: %w", errNoAnswer, s.LastError)
-	}
-	return nil
+	return fmt.Errorf("%w: %w", errNoAnswer, s.LastError)
 }
 
 // standing is what others need to know of a remote.
@@ -180,12 +209,14 @@ type standing struct {
 	holds  identity.ClusterID // the id under which it brings data, 0 if none
 	claims identity.ClusterID // the id that the cluster says it has, 0 if that is not known
 	listed bool               // its nodes, addresses and identities have all been in the tables
+	// gone: what it has brought, or would bring, is withdrawn, as it has been away for so long.
+	gone bool
 }
 
 func (r *remote) standing() standing {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := standing{claims: r.claims}
+	s := standing{claims: r.claims, gone: r.progress.away.withdrawn && r.mesh.cfg.CacheTTLAll}
 	if fs := r.feeds; fs != nil {
 		s.holds = fs.id
 		s.listed = fs.nodes.standing().listed && fs.ips.standing().listed && fs.identities.standing().listed
@@ -200,7 +231,7 @@ func (r *remote) status() RemoteStatus {
 	p := &r.progress
 	s := RemoteStatus{
 		Name: r.name, Own: r.own, ClusterID: uint32(r.claims), State: p.state, Since: p.since,
-		ConfigFile: r.settings.path, Failures: p.failures, Reconnects: max(p.connections, 1) - 1,
+		ConfigFile: r.settings.path, Failures: p.failures, LastSuccess: p.lastSuccess, Reconnects: max(p.connections, 1) - 1,
 		Canaries: r.config.Capabilities.SyncedCanaries, Cached: r.config.Capabilities.Cached,
 	}
 	if err := r.settings.err(); err != nil {
@@ -212,8 +243,12 @@ func (r *remote) status() RemoteStatus {
 	if r.settings.config != nil {
 		s.Endpoints = r.settings.config.Endpoints
 	}
+	if !p.away.since.IsZero() && p.state == Stale {
+		s.StaleSince, s.Withdrawn = p.away.since, p.away.withdrawn
+	}
 	if r.client != nil {
 		c := r.client.Status()
+		s.Failures += c.FailedDials
 		s.EtcdClusterID, s.ServerVersion, s.Revision = c.EtcdClusterID, printable(c.ServerVersion), c.Revision
 		s.Warning, s.Lag = printable(c.Warning), c.Lag
 	}

@@ -19,6 +19,9 @@ const (
 	Stale State = "stale"
 	// Failed: the cluster has never been listed, and the last attempt to connect ended in an error.
 	Failed State = "failed"
+	// Draining: what the cluster has brought is being deleted, since its config is gone or its id is another one. The counts
+	// say how much is left.
+	Draining State = "draining"
 	// Conflict: the cluster uses the id of another one, and waits until that is gone.
 	Conflict State = "conflict"
 )
@@ -39,7 +42,13 @@ type RemoteStatus struct {
 	// LastError is the last that went wrong; it stays after recovery.
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
-	// Failures counts connections that could not be made or were lost.
+	// LastSuccess is when etcd last answered while the cluster was being followed.
+	LastSuccess time.Time `json:"lastSuccess,omitzero"`
+	// StaleSince is since when a stale cluster has not been followed. It is zero for one that is followed and stale for
+	// another reason, such as a late heartbeat. Withdrawn: it has outlived [Config.CacheTTL].
+	StaleSince time.Time `json:"staleSince,omitzero"`
+	Withdrawn  bool      `json:"withdrawn,omitempty"`
+	// Failures counts attempts to connect and to join that came to nothing, and connections that were lost.
 	Failures uint64 `json:"failures"`
 	// Reconnects counts connections made after the first.
 	Reconnects uint64 `json:"reconnects"`
