@@ -70,7 +70,7 @@ type Cluster struct {
 	ID   uint32 `json:"id"`
 	// Own: it is the agent's own cluster, followed for its other nodes.
 	Own           bool              `json:"own"`
-	State         string            `json:"state"`
+	State         string            `json:"state"` // connecting, syncing, ready, stale, failed, conflict or draining
 	Ready         bool              `json:"ready"`
 	Since         time.Time         `json:"since"` // of the state
 	ConfigFile    string            `json:"configFile,omitempty"`
@@ -84,8 +84,11 @@ type Cluster struct {
 	Canaries      bool              `json:"canaries"`      // the cluster says when its data is complete
 	Cached        bool              `json:"cached"`        // the data comes from a copy
 	Counts        Counts            `json:"counts"`
-	Synced        map[string]bool   `json:"synced"` // by resource: listed completely at least once
-	Failures      uint64            `json:"failures"`
+	Synced        map[string]bool   `json:"synced"`               // by resource: listed completely at least once
+	LastSuccess   time.Time         `json:"lastSuccess,omitzero"` // when etcd last answered while the cluster was followed
+	StaleSince    time.Time         `json:"staleSince,omitzero"`  // since when a stale cluster has not been followed
+	Withdrawn     bool              `json:"withdrawn,omitempty"`  // its data has outlived its time
+	Failures      uint64            `json:"failures"`             // attempts to connect and to join, and connections lost
 	Reconnects    uint64            `json:"reconnects"`
 	LastError     string            `json:"lastError,omitempty"`
 	LastErrorAt   time.Time         `json:"lastErrorAt,omitzero"`

@@ -141,6 +141,7 @@ func (a *agent) addMesh() (err error) {
 	a.mesh, err = mesh.New(mesh.Config{
 		Dir: a.cfg.clustermeshConfig, ClusterName: a.cfg.clusterName, ClusterID: identity.ClusterID(a.cfg.clusterID),
 		NodeName: a.cfg.nodeName, Layout: a.cfg.layout, DualStack: a.dualStack(), Underlay6: a.underlay6(), Own: a.cfg.kvstore, Tune: a.cfg.tune,
+		CacheTTL: a.cfg.cacheTTL, CacheTTLAll: a.cfg.cacheTTLAll, Preferences: a.cfg.preferences(),
 		IPs: a.ips, Nodes: a.nodes, Identities: a.identities, Services: a.services, Log: a.log.With("task", "mesh"),
 	})
 	if err == nil {
@@ -160,6 +161,15 @@ func (a *agent) addDatapath() (err error) {
 		a.tasks = append(a.tasks, a.datapath)
 	}
 	return err
+}
+
+// preferences gathers the choices by cluster.
+func (o *agentOptions) preferences() node.Preferences {
+	p := make(node.Preferences)
+	for _, c := range o.nodeIPPreference {
+		p[c.cluster] = append(p[c.cluster], c.Choice)
+	}
+	return p
 }
 
 // tune applies --kvstore-opt, whose values have been checked.

@@ -17,6 +17,7 @@ import (
 	"github.com/weftmesh/weft/datapath"
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/kvstore"
+	"github.com/weftmesh/weft/node"
 )
 
 // Where things are unless an option says otherwise.
@@ -57,6 +58,9 @@ type agentOptions struct {
 	nodeIPs              []netip.Addr
 	podCIDRs             []netip.Prefix
 	clustermeshConfig    string
+	cacheTTL             time.Duration
+	cacheTTLAll          bool
+	nodeIPPreference     []nodeIPChoice
 	kvstoreConfig        string
 	kvstoreOpts          []kvstoreOption
 	kvstoreLeaseTTL      time.Duration
@@ -80,6 +84,13 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.Var(&list[netip.Prefix]{&o.podCIDRs, parsePodCIDR, netip.Prefix.String, "prefixes", false}, "pod-cidr",
 		"prefix of this node's pods, of each family the primary one first")
 	flags.StringVar(&o.clustermeshConfig, "clustermesh-config", "", "`directory` with an etcd client config for each remote cluster")
+	flags.DurationVar(&o.cacheTTL, "clustermesh-cache-ttl", 0,
+		"how long the services of a remote cluster that cannot be followed stay in use, a `duration`; 0: for ever")
+	flags.BoolVar(&o.cacheTTLAll, "clustermesh-cache-ttl-all", false,
+		"the same for the nodes, addresses and identities of such a cluster")
+	flags.Var(&list[nodeIPChoice]{&o.nodeIPPreference, parseNodeIPChoice, nodeIPChoice.String, "choices", false}, "node-ip-preference",
+		"address by which nodes are reached, best first: a type such as ExternalIP or a prefix, after CLUSTER= for that cluster alone "+
+			"(default: InternalIP,ExternalIP)")
 	flags.StringVar(&o.kvstoreConfig, "kvstore-config", "",
 		"etcd client config of the cluster's own etcd, a `file`; without it, nothing is published")
 	flags.Var(&list[kvstoreOption]{&o.kvstoreOpts, parseKVStoreOption, kvstoreOption.String, "options", false}, "kvstore-opt",
@@ -129,6 +140,30 @@ func parseKVStoreOption(text string) (kvstoreOption, error) {
 		return kvstoreOption{}, fmt.Errorf("%q: want name=value, such as etcd.qps=100", text)
 	}
 	return kvstoreOption{name, value}, new(kvstore.Config).SetOption(name, value)
+}
+
+// nodeIPChoice is one choice of --node-ip-preference.
+type nodeIPChoice struct {
+	cluster string // empty: for all that have none of their own
+	node.Choice
+}
+
+func (c nodeIPChoice) String() string {
+	if c.cluster == "" {
+		return c.Choice.String()
+	}
+	return c.cluster + "=" + c.Choice.String()
+}
+
+func parseNodeIPChoice(text string) (c nodeIPChoice, err error) {
+	if cluster, choice, ok := strings.Cut(text, "="); ok {
+		if err := identity.ValidateClusterName(cluster); err != nil {
+			return nodeIPChoice{}, err
+		}
+		c.cluster, text = cluster, choice
+	}
+	c.Choice, err = node.ParseChoice(text)
+	return c, err
 }
 
 func parseDevice(text string) (string, error) {
@@ -192,6 +227,10 @@ func (c *agentConfig) check() (err error) {
 		return fmt.Errorf("--cluster-id %d: a cluster of a mesh needs a name of its own: give one with --cluster-name", id)
 	case id == 0 && c.clustermeshConfig != "":
 		return errors.New("--clustermesh-config: a cluster of a mesh needs a number of its own: give one with --cluster-id")
+	case c.cacheTTL < 0 || c.cacheTTL > 0 && c.cacheTTL < time.Second:
+		return fmt.Errorf("--clustermesh-cache-ttl %s: want 0 or at least 1s", c.cacheTTL)
+	case c.cacheTTLAll && c.cacheTTL == 0:
+		return errors.New("--clustermesh-cache-ttl-all: give the time with --clustermesh-cache-ttl")
 	case c.maxEntries == 0:
 		return errors.New("--max-ipcache-entries: want at least 1")
 	case c.kvstoreLeaseTTL < minLeaseTTL || c.kvstoreLeaseTTL > maxLeaseTTL:

@@ -170,7 +170,8 @@ func labStatus(healthy bool) api.Status {
 				Name: "west", ID: 2, State: "ready", Ready: true, Since: testNow.Add(-65 * time.Second), ServerVersion: "3.5.33", EtcdClusterID: "cdf8", Revision: 99,
 				Endpoints: []string{"https://west.mesh.cilium.io:2379"}, Canaries: true, Counts: api.Counts{Nodes: 2, IPs: 25, Identities: 8, Services: 10},
 				Synced: map[string]bool{"nodes": true, "ips": true, "identities": true, "services": true}, Reconnects: 1, Failures: 1,
-				LastError: "dial tcp: connection refused", LastErrorAt: testNow.Add(-2 * time.Minute),
+				LastSuccess: testNow.Add(-3 * time.Second),
+				LastError:   "dial tcp: connection refused", LastErrorAt: testNow.Add(-2 * time.Minute),
 				Rejected:   map[string]uint64{"ip/range": 3, "node/name": 1},
 				Rejections: []api.Rejection{{Kind: "ip", Key: "10.9.9.9\x1b[2J", Reason: "identity 1 is outside the cluster's range", At: testNow.Add(-time.Minute)}},
 			},
@@ -192,6 +193,10 @@ func labStatus(healthy bool) api.Status {
 		s.Clusters = append(s.Clusters, api.Cluster{
 			Name: "south", State: "failed", Since: testNow.Add(-5 * time.Second), ConfigFile: "/etc/weft/clustermesh/south",
 			ConfigError: "/etc/weft/clustermesh/south: parse: yaml: line 3: did not find expected key",
+		}, api.Cluster{
+			Name: "north", ID: 4, State: "stale", Since: testNow.Add(-20 * time.Minute), LastSuccess: testNow.Add(-20 * time.Minute),
+			StaleSince: testNow.Add(-20 * time.Minute), Withdrawn: true, Endpoints: []string{"https://north.mesh.cilium.io:2379"}, Failures: 34,
+			LastError: "no answer from etcd", LastErrorAt: testNow.Add(-5 * time.Second),
 		})
 		s.Endpoints.Errors = []api.ConfigError{{File: "/etc/weft/endpoints/b.yaml", Line: 4, Message: `unknown field "ipp"`}}
 		s.Datapath.Devices = append(s.Datapath.Devices, api.Device{Name: "eth9", Error: "no such device"})

@@ -51,24 +51,27 @@ func writeFile(t testing.TB, name, content string) string {
 
 // others has for every option values that differ from its default and from one another.
 var others = map[string][3]string{
-	"api-socket":             {"/a", "/b", "/c"},
-	"bpffs":                  {"/a", "/b", "/c"},
-	"cluster-name":           {"a", "b", "c"},
-	"cluster-id":             {"1", "2", "3"},
-	"max-connected-clusters": {"511", "511", "511"},
-	"node-name":              {"a", "b", "c"},
-	"node-ip":                {"10.0.0.1", "10.0.0.2", "10.0.0.3"},
-	"pod-cidr":               {"10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24"},
-	"clustermesh-config":     {"/a", "/b", "/c"},
-	"kvstore-config":         {}, // see below: it must be a real one
-	"kvstore-opt":            {"etcd.qps=1", "etcd.qps=2", "etcd.limit=3"},
-	"kvstore-lease-ttl":      {"1m0s", "2m0s", "3m0s"},
-	"endpoints-dir":          {"/a", "/b", "/c"},
-	"devices":                {"a", "b", "c"},
-	"routing-mode":           {"native", "native", "native"},
-	"max-ipcache-entries":    {"1", "2", "3"},
-	"flow-sample":            {"1", "2", "3"},
-	"log-level":              {"DEBUG", "WARN", "ERROR"},
+	"api-socket":                {"/a", "/b", "/c"},
+	"bpffs":                     {"/a", "/b", "/c"},
+	"cluster-name":              {"a", "b", "c"},
+	"cluster-id":                {"1", "2", "3"},
+	"max-connected-clusters":    {"511", "511", "511"},
+	"node-name":                 {"a", "b", "c"},
+	"node-ip":                   {"10.0.0.1", "10.0.0.2", "10.0.0.3"},
+	"pod-cidr":                  {"10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24"},
+	"clustermesh-config":        {"/a", "/b", "/c"},
+	"clustermesh-cache-ttl":     {"1m0s", "2m0s", "3m0s"},
+	"clustermesh-cache-ttl-all": {"true", "true", "true"},
+	"node-ip-preference":        {"ExternalIP", "west=10.0.0.0/8", "Wireguard"},
+	"kvstore-config":            {}, // see below: it must be a real one
+	"kvstore-opt":               {"etcd.qps=1", "etcd.qps=2", "etcd.limit=3"},
+	"kvstore-lease-ttl":         {"1m0s", "2m0s", "3m0s"},
+	"endpoints-dir":             {"/a", "/b", "/c"},
+	"devices":                   {"a", "b", "c"},
+	"routing-mode":              {"native", "native", "native"},
+	"max-ipcache-entries":       {"1", "2", "3"},
+	"flow-sample":               {"1", "2", "3"},
+	"log-level":                 {"DEBUG", "WARN", "ERROR"},
 }
 
 // Every option can be given in all three ways, and the stronger way counts.
@@ -89,7 +92,7 @@ func TestPrecedence(t *testing.T) {
 			values = [3]string{etcd, etcd, etcd}
 		}
 		t.Run(f.Name, func(t *testing.T) {
-			base := map[string]string{"WEFT_CLUSTER_NAME": "base", "WEFT_CLUSTER_ID": "9", "WEFT_NODE_NAME": "base"}
+			base := map[string]string{"WEFT_CLUSTER_NAME": "base", "WEFT_CLUSTER_ID": "9", "WEFT_NODE_NAME": "base", "WEFT_CLUSTERMESH_CACHE_TTL": "9m"}
 			file := writeFile(t, "agent.yaml", fmt.Sprintf("%s: %s\n", f.Name, values[2]))
 			get := func(env, flag string) string {
 				t.Helper()
@@ -138,7 +141,9 @@ func optionIn(t *testing.T, cfg agentConfig, name string) string {
 	v := map[string]any{
 		"api-socket": cfg.socket, "bpffs": cfg.bpffs, "cluster-name": cfg.clusterName, "cluster-id": cfg.clusterID,
 		"max-connected-clusters": cfg.maxConnectedClusters, "node-name": cfg.nodeName, "clustermesh-config": cfg.clustermeshConfig,
-		"kvstore-config": cfg.kvstoreConfig, "endpoints-dir": cfg.endpointsDir, "routing-mode": cfg.routingMode,
+		"clustermesh-cache-ttl": cfg.cacheTTL, "clustermesh-cache-ttl-all": cfg.cacheTTLAll,
+		"node-ip-preference": strings.Join(texts(cfg.nodeIPPreference), ","),
+		"kvstore-config":     cfg.kvstoreConfig, "endpoints-dir": cfg.endpointsDir, "routing-mode": cfg.routingMode,
 		"max-ipcache-entries": cfg.maxEntries, "flow-sample": cfg.flowSample, "log-level": cfg.logLevel,
 		"node-ip": strings.Join(texts(cfg.nodeIPs), ","), "pod-cidr": strings.Join(texts(cfg.podCIDRs), ","),
 		"devices": strings.Join(cfg.devices, ","), "kvstore-opt": strings.Join(texts(cfg.kvstoreOpts), ","),
@@ -182,6 +187,18 @@ func TestEveryOptionIsRead(t *testing.T) {
 	}
 }
 
+// Choices are gathered by cluster, in their order.
+func TestNodeIPPreference(t *testing.T) {
+	cfg, err := parseOptions(t, nil, "--node-ip-preference", "west=192.0.2.0/24,ExternalIP,west=Wireguard")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := cfg.preferences()
+	if got := fmt.Sprint(p.Of("west"), p.Of("east")); got != "[192.0.2.0/24 Wireguard] [ExternalIP]" {
+		t.Error(got)
+	}
+}
+
 func TestLists(t *testing.T) {
 	file := writeFile(t, "agent.yaml", "node-ip: [172.18.1.1, 'fd00:18:1::1']\npod-cidr:\n- 10.1.1.0/24\n- 10.1.101.0/24\ndevices: eth0\n")
 	cfg, err := parseOptions(t, nil, "--config", file, "--devices", "eth1,eth2", "--devices", "eth3")
@@ -222,6 +239,10 @@ func TestBadOptions(t *testing.T) {
 		{file: "devices: a\n---\ndevices: b\n", want: "want one document"},
 		{args: []string{"--config", "/nonexistent.yaml"}, want: "config: open /nonexistent.yaml: no such file or directory"},
 		{args: []string{"--cluster-name", "East"}, want: `--cluster-name: cluster name "East": must consist of`},
+		{args: []string{"--clustermesh-cache-ttl", "1ms"}, want: "--clustermesh-cache-ttl 1ms: want 0 or at least 1s"},
+		{args: []string{"--clustermesh-cache-ttl-all"}, want: "--clustermesh-cache-ttl-all: give the time with --clustermesh-cache-ttl"},
+		{args: []string{"--node-ip-preference", "West=ExternalIP"}, want: "cluster name"},
+		{args: []string{"--node-ip-preference", "west=CiliumInternalIP"}, want: "address in a pod network"},
 		{args: []string{"--cluster-id", "1"}, want: "--cluster-id 1: a cluster of a mesh needs a name of its own"},
 		{args: []string{"--cluster-name", "east", "--cluster-id", "256"}, want: "--cluster-id 256: want at most 255"},
 		{args: []string{"--max-connected-clusters", "300"}, want: "--max-connected-clusters: max connected clusters 300: want 255 or 511"},

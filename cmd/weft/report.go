@@ -73,6 +73,7 @@ func makeCluster(r *mesh.RemoteStatus) api.Cluster {
 			"nodes": r.Synced.Nodes, "ips": r.Synced.IPs, "identities": r.Synced.Identities, "services": r.Synced.Services,
 		},
 		Failures: r.Failures, Reconnects: r.Reconnects, LastError: r.LastError, LastErrorAt: r.LastErrorAt, Rejected: r.Rejected,
+		LastSuccess: r.LastSuccess, StaleSince: r.StaleSince, Withdrawn: r.Withdrawn,
 	}
 	for _, x := range r.LastRejections {
 		c.Rejections = append(c.Rejections, api.Rejection{Kind: x.Kind, Key: x.Key, Reason: x.Reason, At: x.At})

@@ -172,6 +172,13 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 	if c.ConfigError != "" {
 		p.branch("config: %s", c.ConfigError) // which names the file
 	}
+	if !c.StaleSince.IsZero() {
+		kept := "what was known stays in use"
+		if c.Withdrawn {
+			kept = "what outlived --clustermesh-cache-ttl is withdrawn"
+		}
+		p.branch("stale since %s (%s): %s", c.StaleSince.UTC().Format(time.RFC3339), ago(p.now, c.StaleSince), kept)
+	}
 	p.rejections(c)
 	if c.LastError != c.ConfigError {
 		p.lastError(c.LastError, c.LastErrorAt)
@@ -247,20 +254,27 @@ func (p *statusPrinter) datapath() {
 // controllers lists what runs by itself.
 func (p *statusPrinter) controllers() error {
 	fmt.Fprintln(p.w)
-	t := newTable(p.w, "CONTROLLER", "STATE", "FAILURES", "LAST ERROR")
+	t := newTable(p.w, "CONTROLLER", "STATE", "LAST SUCCESS", "FAILURES", "LAST ERROR")
 	for _, task := range p.s.Tasks {
 		state := "starting"
 		if task.Ready {
 			state = "ready"
 		}
-		t.row(task.Name, state, "-", "-")
+		t.row(task.Name, state, "-", "-", "-")
 	}
 	for _, c := range p.s.Clusters {
 		name := "remote-etcd-" + c.Name
 		if c.Own {
 			name = "own-etcd-" + c.Name
 		}
-		t.row(name, c.State, strconv.FormatUint(c.Failures, 10), orDash(c.LastError))
+		success, failure := "never", "-"
+		if !c.LastSuccess.IsZero() {
+			success = ago(p.now, c.LastSuccess)
+		}
+		if c.LastError != "" {
+			failure = ago(p.now, c.LastErrorAt) + ": " + c.LastError
+		}
+		t.row(name, c.State, success, strconv.FormatUint(c.Failures, 10), failure)
 	}
 	return t.flush()
 }
