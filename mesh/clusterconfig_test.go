@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -42,6 +43,67 @@ func TestClusterConfigAwaited(t *testing.T) {
 	west.config(`{"id":2}`)
 	w.awaitState("west", Ready)
 	w.awaitIPs(westIP(1))
+}
+
+// What a cluster says of itself counts at once, both while it is waited for and while it is followed: no interval ends while
+// this test runs.
+//
+// mechanism: B2
+// lesson: C3
+func TestClusterConfigWatched(t *testing.T) {
+	at := testTiming
+	at.probe, at.retryMin, at.retryMax = time.Hour, time.Hour, time.Hour
+	west := newWest(t, 1)
+	west.etcd.Delete(t, "cilium/cluster-config/west")
+	w := newWorldAt(t, at, withConfig(west))
+	w.awaitState("west", Failed)
+	west.config("{}")
+	w.await("west", "another error", func(s RemoteStatus) bool { return strings.Contains(s.LastError, "ClusterID 0") })
+	west.config(`{"id":2}`)
+	w.awaitState("west", Ready)
+	w.awaitIPs(westIP(1))
+	west.config(`{"id":3}`)
+	w.await("west", "id 3", func(s RemoteStatus) bool { return s.State == Ready && s.ClusterID == 3 })
+	west.config(`{"id":9}`)
+	w.awaitState("west", Stale)
+	west.config(`{"id":2,"capabilities":{"syncedCanaries":true}}`)
+	w.await("west", "id 2", func(s RemoteStatus) bool { return s.State == Ready && s.ClusterID == 2 && s.Canaries })
+	west.etcd.Delete(t, "cilium/cluster-config/west")
+	w.awaitState("west", Stale)
+	west.config(`{"id":2,"capabilities":{"syncedCanaries":true,"serviceExportsEnabled":true}}`)
+	s := w.awaitState("west", Ready)
+	w.awaitIPs(westIP(1))
+	// What does not change how the cluster is read is no reason to take it up again.
+	if s.Reconnects != 2 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// In a mesh of 511 clusters, all use its layout, and its ids.
+//
+// lesson: C3
+func TestLayoutOf511(t *testing.T) {
+	west := newCluster(t, "west", 2)
+	w := newWorld(t, withConfig(west), func(c *Config) {
+		c.Layout, _ = identity.NewLayout(511)
+		c.ClusterID = 400
+	})
+	for config, want := range map[string]string{
+		`{"id":511,"capabilities":{"maxConnectedClusters":255}}`: "mismatched MaxConnectedClusters; local=511, remote=255",
+		`{"id":511}`: "mismatched MaxConnectedClusters; local=511, remote=0",
+		`{"id":512,"capabilities":{"maxConnectedClusters":511}}`: "ClusterID > 511 is not supported",
+		`{"id":400,"capabilities":{"maxConnectedClusters":511}}`: "cluster id is our own",
+	} {
+		west.config(config)
+		w.await("west", want, func(s RemoteStatus) bool { return strings.Contains(s.LastError, want) && s.State == Failed })
+	}
+	west.config(`{"id":511,"capabilities":{"maxConnectedClusters":511}}`)
+	w.awaitState("west", Ready)
+	for addr, id := range map[string]int{"10.2.1.1": 511<<15 + 7, "10.2.1.2": 510<<15 + 7, "10.2.1.3": 511<<16 + 7} {
+		west.etcd.Put(t, west.ipKey(addr), ipValue(addr, id, "172.18.2.1"))
+	}
+	w.await("west", "two refusals", func(s RemoteStatus) bool { return s.Rejected["ip/foreign-identity"] == 2 })
+	w.awaitIPs(fmt.Sprintf("10.2.1.1/32 %d via 172.18.2.1 by 511 ip", 511<<15+7))
 }
 
 // When the cluster-config goes bad under a connection, what is known stays, and is stale, until it is good again. A missing

@@ -265,7 +265,7 @@ func TestStopAnyTime(t *testing.T) {
 	west.etcd.WriteConfig(t, filepath.Join(cfg.Dir, "west"))
 	write(t, filepath.Join(cfg.Dir, "east"), "endpoints:\n- http://127.0.0.1:1\n")
 	for i := range 30 {
-		w := &world{t: t, dir: cfg.Dir, log: &logBuffer{}}
+		w := &world{t: t, dir: cfg.Dir, log: &logBuffer{}, timing: testTiming}
 		w.run(cfg)
 		time.Sleep(time.Duration(i) * time.Millisecond)
 		w.stop()

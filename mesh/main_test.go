@@ -43,17 +43,24 @@ var testTiming = timing{
 // world is a mesh with its tables and its directory of configs.
 type world struct {
 	*Mesh
-	t    *testing.T
-	dir  string
-	log  *logBuffer
-	stop func() // ends Run and waits for it
+	t      *testing.T
+	dir    string
+	log    *logBuffer
+	timing timing
+	stop   func() // ends Run and waits for it
 }
 
 // newWorld runs the mesh of cluster "here" (id 9), node "here-1". Options change its config, and may fill its directory,
 // before that.
 func newWorld(t *testing.T, options ...func(*Config)) *world {
 	t.Helper()
-	w := &world{t: t, dir: filepath.Join(t.TempDir(), "clustermesh"), log: &logBuffer{}}
+	return newWorldAt(t, testTiming, options...)
+}
+
+// newWorldAt is newWorld with other intervals.
+func newWorldAt(t *testing.T, at timing, options ...func(*Config)) *world {
+	t.Helper()
+	w := &world{t: t, dir: filepath.Join(t.TempDir(), "clustermesh"), log: &logBuffer{}, timing: at}
 	if err := os.Mkdir(w.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +76,7 @@ func newWorld(t *testing.T, options ...func(*Config)) *world {
 
 func (w *world) run(cfg Config) {
 	w.t.Helper()
-	m, err := newMesh(cfg, testTiming)
+	m, err := newMesh(cfg, w.timing)
 	if err != nil {
 		w.t.Fatal(err)
 	}

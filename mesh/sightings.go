@@ -16,6 +16,7 @@ const (
 	maxSightings = 1024
 	sightingGap  = 100 * time.Millisecond // revisions seen within it are one sighting
 	sightingSure = time.Second            // a sighting that took longer is no exact one
+	sightingBlur = 16                     // of its age, a sighting may take this part when there are too many
 )
 
 // sighting says that all revisions up to one, from that of the sighting before it on, were first seen between two times.
@@ -64,22 +65,29 @@ func (s *sightings) note(events []kvstore.Event, now time.Time) {
 		last.revision, last.at = newest, now
 	default:
 		s.log = append(s.log, sighting{revision: newest, from: now, at: now})
-		s.thin()
+		s.thin(now)
 	}
 }
 
-// thin joins pairs of the older half, as soon as the log is full. The first sighting stays by itself: it alone knows nothing
-// of a beginning.
-func (s *sightings) thin() {
+// thin makes room in a full log: neighbours become one where that takes little off what is known of their age. Of a year,
+// some 500 sightings stay. The first stays by itself: it alone knows nothing of a beginning.
+func (s *sightings) thin(now time.Time) {
 	if len(s.log) < maxSightings {
 		return
 	}
-	kept := 1
-	for i := 1; i+1 < maxSightings/2; i += 2 {
-		s.log[kept] = sighting{revision: s.log[i+1].revision, from: s.log[i].from, at: s.log[i+1].at}
-		kept++
+	kept := s.log[:1]
+	for _, next := range s.log[1:] {
+		last := &kept[len(kept)-1]
+		if len(kept) > 1 && next.at.Sub(last.from) <= now.Sub(next.at)/sightingBlur {
+			last.revision, last.at = next.revision, next.at
+		} else {
+			kept = append(kept, next)
+		}
 	}
-	s.log = slices.Delete(s.log, kept, 1+2*(kept-1))
+	if len(kept) == maxSightings {
+		kept = slices.Delete(kept, 1, 2) // only a clock that stands still leads here
+	}
+	s.log = kept
 }
 
 // first returns when revision was first seen. If that is not known exactly, it was at that time or before; the zero time means
