@@ -160,8 +160,13 @@ func (w *world) remote(name string) (RemoteStatus, bool) {
 // await waits until a cluster's status fulfils cond.
 func (w *world) await(name, what string, cond func(RemoteStatus) bool) RemoteStatus {
 	w.t.Helper()
+	return w.awaitWithin(soon, name, what, cond)
+}
+
+func (w *world) awaitWithin(bound time.Duration, name, what string, cond func(RemoteStatus) bool) RemoteStatus {
+	w.t.Helper()
 	var s RemoteStatus
-	testutil.Eventually(w.t, soon, func() error {
+	testutil.Eventually(w.t, bound, func() error {
 		var ok bool
 		if s, ok = w.remote(name); !ok {
 			return fmt.Errorf("cluster %s, awaited %s: not there", name, what)
