@@ -168,6 +168,31 @@ func TestHeartbeatOfRemotesOnly(t *testing.T) {
 	}
 }
 
+// A remote whose heartbeat stops is stale, and says why, while its data is followed as before: that is no absence.
+//
+// mechanism: C14
+func TestHeartbeatLate(t *testing.T) {
+	west := newFullWest(t)
+	w := newWorld(t, withConfig(west), func(c *Config) {
+		c.CacheTTL, c.CacheTTLAll = 50*time.Millisecond, true
+		c.Tune = func(k *kvstore.Config) { k.HeartbeatTimeout = 500 * time.Millisecond }
+	})
+	w.awaitState("west", Ready)
+	w.never("a cluster that has no heartbeat is missing one", func() bool {
+		s, _ := w.remote("west")
+		return s.State != Ready
+	})
+	west.etcd.Put(t, "cilium/.heartbeat", "2026-11-20T22:51:44Z")
+	s := w.await("west", "a late heartbeat", func(s RemoteStatus) bool { return s.State == Stale })
+	if !strings.Contains(s.LastError, "cilium/.heartbeat") || !s.StaleSince.IsZero() || s.Withdrawn || s.Reconnects != 0 {
+		t.Errorf("status %+v", s)
+	}
+	west.ip("10.2.1.2", 257, "172.18.2.1")
+	w.awaitIPs(westIP(1), westIP(2), "172.18.2.1/32 6 remote by 2 node/west-n1")
+	west.etcd.Put(t, "cilium/.heartbeat", "2026-11-20T22:52:44Z")
+	w.awaitState("west", Ready)
+}
+
 // The failures and successes of a controller: attempts to connect count each, and the error names what they met.
 //
 // mechanism: B1, R1
