@@ -69,6 +69,7 @@ type Client struct {
 	expiry  *expiry
 	status  *clientStatus
 	turns   turns
+	overdue overdue
 
 	// pagedOnly is set when the server does not know streamed ranges, until
 	// the next connection.
@@ -116,7 +117,7 @@ func (c *Client) credentials() (credentials.TransportCredentials, error) {
 	if !secure {
 		return insecure.NewCredentials(), nil
 	}
-	files := &reloadingTLS{cfg: c.cfg, failed: c.status.failed, refused: c.failed, expiry: c.expiry}
+	files := &reloadingTLS{cfg: c.cfg, log: c.log, failed: c.status.failed, refused: c.failed, expiry: c.expiry}
 	c.expiry.reread = files.clientCertificate
 	return files, nil
 }
@@ -169,6 +170,7 @@ func (c *Client) failed(err error) { c.status.unconnected(err) }
 // Close ends all connections; what is under way fails.
 func (c *Client) Close() error {
 	c.expiry.stop()
+	c.overdue.stop()
 	return c.etcd.Close()
 }
 
@@ -223,6 +225,7 @@ func (c *Client) Probe(ctx context.Context) error {
 // waitReady returns nil once a connection is up. It waits as long as ctx
 // lives, since how often to dial is the dialer's business.
 func (c *Client) waitReady(ctx context.Context) error {
+	c.overdue.begin(c)
 	conn := c.etcd.ActiveConnection()
 	for {
 		state := conn.GetState()

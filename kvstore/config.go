@@ -26,6 +26,7 @@ const (
 	defaultBootstrapQPS      = 10_000
 	defaultLivenessTimeout   = 30 * time.Second
 	defaultHeartbeatTimeout  = 2 * time.Minute
+	defaultInitialTimeout    = 15 * time.Minute
 	defaultCompareInterval   = 10 * time.Minute
 )
 
@@ -86,6 +87,9 @@ type Config struct {
 	// may fail to appear (2 min).
 	HeartbeatKey     string
 	HeartbeatTimeout time.Duration
+	// InitialTimeout is how long etcd may take to answer for the first time
+	// before the log says so (15 min). The attempts go on.
+	InitialTimeout time.Duration
 	// CompareInterval is how often, on average, a Watcher compares what it
 	// knows with a list (10 min); negative: never.
 	CompareInterval time.Duration
@@ -293,6 +297,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.HeartbeatTimeout <= 0 {
 		c.HeartbeatTimeout = defaultHeartbeatTimeout
+	}
+	if c.InitialTimeout <= 0 {
+		c.InitialTimeout = defaultInitialTimeout
 	}
 	if c.CompareInterval == 0 {
 		c.CompareInterval = defaultCompareInterval

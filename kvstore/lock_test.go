@@ -255,6 +255,8 @@ func TestLockLostGoesToTheNext(t *testing.T) {
 }
 
 // Who loses its lease while it waits, or its etcd for a while, goes on waiting.
+//
+// mechanism: C9
 func TestLockWaitsThroughLosses(t *testing.T) {
 	e := testutil.StartEtcd(t)
 	e.Put(t, lockPath+"/0", "") // of somebody else, without lease

@@ -25,6 +25,7 @@ var options = map[string]func(c *Config, value string) error{
 	"etcd.keepaliveTimeout":   duration(func(c *Config, d time.Duration) { c.KeepAliveTimeout = d }),
 	"etcd.livenessTimeout":    duration(func(c *Config, d time.Duration) { c.LivenessTimeout = d }),
 	"etcd.heartbeatTimeout":   duration(func(c *Config, d time.Duration) { c.HeartbeatTimeout = d }),
+	"etcd.initialTimeout":     duration(func(c *Config, d time.Duration) { c.InitialTimeout = d }),
 	"etcd.compareInterval":    duration(func(c *Config, d time.Duration) { c.CompareInterval = d }),
 	"etcd.lockTTL":            duration(func(c *Config, d time.Duration) { c.LockTTL = d }),
 	"etcd.lockTimeout":        duration(func(c *Config, d time.Duration) { c.LockTimeout = d }),

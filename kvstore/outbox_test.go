@@ -131,7 +131,9 @@ func TestOutboxOracle(t *testing.T) {
 }
 
 // A consumer that is busy finds, when it is not any more, the latest state of
-// each key, and the watch has gone on all the time.
+// each key, and the watch has gone on all the time. So there is no size of a
+// buffer to choose.
+// mechanism: D7
 // lesson: E7
 func TestSlowConsumerGetsTheLatest(t *testing.T) {
 	e := testutil.StartEtcd(t)

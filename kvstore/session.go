@@ -46,6 +46,7 @@ func (c *Client) OpenSession(ctx context.Context, ttl time.Duration) (*Session, 
 	if err != nil {
 		return nil, err
 	}
+	c.log.Info("etcd lease granted", "lease", l.id, "ttl", l.ttl)
 	s := &Session{c: c, id: l.id, lease: l, stopped: make(chan struct{})}
 	s.ctx, s.over = context.WithCancelCause(c.etcd.Ctx()) // ends with the client
 	go func() {

@@ -96,6 +96,7 @@ func TestStatusCountsLeases(t *testing.T) {
 	}
 }
 
+// mechanism: C11
 // lesson: E1
 func TestClientStates(t *testing.T) {
 	e := testutil.StartEtcd(t)

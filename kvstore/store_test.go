@@ -234,7 +234,7 @@ func TestStoreTellsWhatWasNotPutBack(t *testing.T) {
 // Even what no watch sees is repaired, by the periodic comparison: here the
 // same value without the lease that lets it vanish with its writer.
 //
-// mechanism: E5, L1
+// mechanism: E5, L1, B7
 func TestStoreSyncsPeriodically(t *testing.T) {
 	e := testutil.StartEtcd(t)
 	s := join(t, e, WriterConfig{VerifyInterval: 50 * time.Millisecond})

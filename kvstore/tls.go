@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"sync"
@@ -22,6 +23,7 @@ import (
 // used.
 type reloadingTLS struct {
 	cfg Config
+	log *slog.Logger
 	// failed is told why a handshake, or the reading of the files, went wrong.
 	failed func(error)
 	// expiry is told of the certificates on both sides.
@@ -29,9 +31,10 @@ type reloadingTLS struct {
 	// refused is told of a handshake that failed.
 	refused func(error)
 
-	mu    sync.Mutex
-	cert  *tls.Certificate // last good pair; guarded by mu
-	roots *x509.CertPool   // last good authorities; guarded by mu
+	mu     sync.Mutex
+	cert   *tls.Certificate // last good pair; guarded by mu
+	roots  *x509.CertPool   // last good authorities; guarded by mu
+	logged string           // what is wrong with the files, as last logged; guarded by mu
 }
 
 var _ credentials.TransportCredentials = (*reloadingTLS)(nil)
@@ -95,11 +98,38 @@ func (r *reloadingTLS) current() *Certificate {
 	return &c
 }
 
-// config assembles the TLS configuration of one handshake.
+// config assembles the TLS configuration of one handshake. What is wrong with
+// the files it logs once, however often it is tried again.
 func (r *reloadingTLS) config() (*tls.Config, error) {
+	cfg, wrong, err := r.read()
+	text := ""
+	if wrong != nil {
+		text = wrong.Error()
+	}
+	if wrong != nil && err == nil {
+		r.failed(wrong)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case text == r.logged:
+	case text == "":
+		r.log.Info("TLS files can be used again")
+	case err != nil:
+		r.log.Warn("waiting for TLS files", "err", wrong)
+	default:
+		r.log.Warn("TLS files cannot be used: those before stay", "err", wrong)
+	}
+	r.logged = text
+	return cfg, err
+}
+
+// read reads the files. It returns what is wrong with them, and an error where
+// there are none from before to go on with.
+func (r *reloadingTLS) read() (_ *tls.Config, wrong, err error) {
 	minVersion, err := r.cfg.minTLS()
 	if err != nil {
-		return nil, err
+		return nil, err, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -110,10 +140,10 @@ func (r *reloadingTLS) config() (*tls.Config, error) {
 	if r.cfg.CAFile != "" {
 		roots, err := readRoots(r.cfg.CAFile)
 		if err != nil && r.roots == nil {
-			return nil, err
+			return nil, err, err
 		}
 		if err != nil {
-			r.failed(err)
+			wrong = err
 		} else {
 			r.roots = roots
 		}
@@ -125,17 +155,20 @@ func (r *reloadingTLS) config() (*tls.Config, error) {
 			err = fmt.Errorf("client certificate %s with key %s: %w", r.cfg.CertFile, r.cfg.KeyFile, err)
 		}
 		if err != nil && r.cert == nil {
-			return nil, err
+			return nil, err, err
 		}
-		if err != nil {
-			r.failed(err)
-		} else {
+		switch {
+		case err == nil:
 			r.cert = &cert
+		case wrong == nil:
+			wrong = err
+		default:
+			wrong = fmt.Errorf("%w; %w", wrong, err)
 		}
 		current := r.cert
 		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return current, nil }
 	}
-	return cfg, nil
+	return cfg, wrong, nil
 }
 
 func readRoots(file string) (*x509.CertPool, error) {

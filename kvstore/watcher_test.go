@@ -261,6 +261,9 @@ func TestWatcherRunsAgain(t *testing.T) {
 	}
 }
 
+// Following begins when etcd is connected, and ends with its context also
+// before.
+// mechanism: D5
 func TestWatcherWithoutServerEndsWithContext(t *testing.T) {
 	e := testutil.StartEtcd(t)
 	e.Stop(t)

@@ -124,7 +124,7 @@ func TestWriterWritesOnlyWhatDiffers(t *testing.T) {
 	}
 }
 
-// mechanism: C7, Q1
+// mechanism: C7, C9, Q1
 // lesson: E9
 func TestWriterPutsAllAgainWhenALeaseIsLost(t *testing.T) {
 	e := testutil.StartEtcd(t)
