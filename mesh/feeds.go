@@ -105,6 +105,8 @@ func (fs *feeds) follow(ctx context.Context, c *kvstore.Client, cluster string, 
 		tasks.Go(func() error { return f.run(ctx, c, start) })
 	}
 	if canaries {
+		waiting, arrived := context.WithCancel(ctx)
+		defer arrived()
 		watcher := kvstore.NewWatcher(identity.SyncedPrefix+"/"+cluster+"/", func(events []kvstore.Event) {
 			for _, e := range events {
 				start, waiting := complete[string(e.Key)]
@@ -113,8 +115,11 @@ func (fs *feeds) follow(ctx context.Context, c *kvstore.Client, cluster string, 
 					delete(complete, string(e.Key))
 				}
 			}
+			if len(complete) == 0 {
+				arrived() // what they say next is for readers that have not listed yet
+			}
 		})
-		tasks.Go(func() error { return watcher.Run(ctx, c) })
+		tasks.Go(func() error { return watcher.Run(waiting, c) })
 	}
 	return tasks.Wait()
 }
