@@ -205,6 +205,9 @@ type Task struct {
 	Detail string `json:"detail,omitempty"`
 }
 
+// stateDraining is the state of a cluster that goes because somebody has removed its config: it is on its way out, and not ill.
+const stateDraining = "draining"
+
 // Assess sets Healthy and Problems from all the rest. What other clusters publish wrongly is their problem, not this
 // node's: it is shown, but is none here.
 func (s *Status) Assess() {
@@ -219,7 +222,7 @@ func (s *Status) Assess() {
 	for _, c := range s.Clusters {
 		if c.ConfigError != "" {
 			add("cluster %s: %s", c.Name, c.ConfigError)
-		} else if !c.Ready {
+		} else if !c.Ready && c.State != stateDraining {
 			add("cluster %s is %s%s", c.Name, c.State, because(c.LastError))
 		}
 	}

@@ -18,6 +18,9 @@ func TestAssess(t *testing.T) {
 		"cluster": {func(s *Status) {
 			s.Clusters = []Cluster{{Name: "west", State: "connecting", LastError: "connection refused"}, {Name: "north", Ready: true}, {Name: "south", State: "stale"}}
 		}, []string{"cluster west is connecting: connection refused", "cluster south is stale"}},
+		"a cluster that goes is no problem": {func(s *Status) {
+			s.Clusters = []Cluster{{Name: "west", State: "draining", LastError: "connection refused"}}
+		}, []string{}},
 		"rejections of others are theirs": {func(s *Status) {
 			s.Clusters = []Cluster{{Name: "west", Ready: true, Rejected: map[string]uint64{"ip/range": 3}}}
 		}, []string{}},
