@@ -50,7 +50,7 @@ func Isolate(t *testing.T) bool {
 // IsolateMain does for a whole test binary what [Isolate] does for one test, and returns the binary's exit code:
 //
 //	func TestMain(m *testing.M) { os.Exit(testutil.IsolateMain(m)) }
-func IsolateMain(m *testing.M) int {
+func IsolateMain(m interface{ Run() int }) int {
 	const name = "main"
 	if os.Getenv(isolatedEnv) == name {
 		if err := settle(); err != nil {

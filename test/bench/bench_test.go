@@ -5,76 +5,159 @@
 package bench
 
 import (
-	"context"
 	"fmt"
-	"io"
-	"log/slog"
-	"net/netip"
 	"os"
-	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"golang.org/x/sys/unix"
 
-	"github.com/weftmesh/weft/bpf"
-	"github.com/weftmesh/weft/datapath"
 	"github.com/weftmesh/weft/identity"
-	"github.com/weftmesh/weft/internal/testutil"
-	"github.com/weftmesh/weft/ipcache"
-	"github.com/weftmesh/weft/mesh"
-	"github.com/weftmesh/weft/node"
-	"github.com/weftmesh/weft/service"
 	"github.com/weftmesh/weft/test/load"
 )
 
-// entries of a made-up cluster in the map: its workloads, and of each node two addresses and a pod prefix.
-func entries(c load.Cluster) int { return c.Workloads + 3*c.Nodes() }
+// long makes some benchmarks take the time that their targets name.
+var long = os.Getenv("WEFT_BENCH_LONG") != ""
 
 // BenchmarkEtcdToKernel measures the first sync of one cluster, from an etcd to the kernel's map, everything included,
-// against (a) a bare range of the same keys, page by page, and (b) a bare batch update of the same map. etcd runs in a
-// process of its own.
+// against the bare pipeline. etcd, weft and the bare pipeline run in processes of their own.
 //
-//	entries/s   weft, from the appearance of the cluster's config to the last entry in the map
-//	x-range     time of (a) / time of weft; 1 is as fast as only reading the keys
-//	x-batch     time of (b) / time of weft; 1 is as fast as only writing the map
-//	x-both      (time of (a) + time of (b)) / time of weft
-//	cpu-us      CPU time of this process for an entry, user and system, in microseconds
-//	heap-B      Go heap for an entry when all is in place
+//	entries/s  weft, from the appearance of the cluster's config to the last entry in the map
+//	x-bare     entries/s of weft / entries/s of the bare pipeline
+//	cpu-us     CPU time of the agent's process for an entry, user and system, in microseconds
+//	x-cpu      CPU time of the bare pipeline for an entry / that of weft
+//	heap-B     Go heap for an entry when all is in place
+//	peak-MiB   the agent's resident memory at its peak
 func BenchmarkEtcdToKernel(b *testing.B) {
-	for _, n := range []int{10_000, 100_000} {
+	for _, n := range []int{10_000, 100_000, 500_000} {
 		b.Run(fmt.Sprintf("%dk", n/1000), func(b *testing.B) {
 			cluster := load.Cluster{Name: "west", ID: 2, Workloads: n, Identities: 500, Seed: 1}
-			addDevice(b)
-			etcd := startEtcd(b)
-			client := dial(b, etcd)
-			if err := cluster.Fill(b.Context(), client); err != nil {
-				b.Fatal(err)
+			etcd := startServer(b)
+			etcd.fill(b, cluster)
+			var atLeast, cpu, heap float64
+			if n == 500_000 {
+				atLeast, cpu, heap = 0.5, 5, 150
 			}
-			var pages, batches, all, cpu, heap float64
-			rounds := 0
+			what := fmt.Sprintf("first sync of %dk entries: ", n/1000)
 			for b.Loop() {
-				rounds++
-				pages += rangePages(b, client, "cilium/state/").Seconds()
-				batches += writeBatches(b, cluster).Seconds()
-				r := sync(b, etcd, cluster)
-				all += r.took.Seconds()
-				cpu += r.cpu.Seconds()
-				heap += r.heap
+				settle(b)
+				bare := runBare(b, etcd, cluster.WorkloadPrefix(), n)
+				settle(b)
+				s := firstSync(b, etcd, cluster)
+				entries := float64(cluster.Entries())
+				bareRate := float64(n) / bare.Took.Seconds()
+				progress(b, "weft %s, bare %s", s.took, bare.Took)
+				measured(b, "x-bare", entries/s.took.Seconds()/bareRate, goal{what: what + "rate / bare pipeline", atLeast: atLeast})
+				measured(b, "entries/s", entries/s.took.Seconds(), goal{what: what + "rate", unit: "entries/s"})
+				measured(b, "cpu-us", s.cpu.Seconds()*1e6/entries, goal{what: what + "CPU an entry", unit: "µs", atMost: cpu})
+				measured(b, "heap-B", s.heap/entries, goal{what: what + "Go heap an entry", unit: "B", atMost: heap})
+				measured(b, "peak-MiB", s.peak, goal{what: what + "peak of resident memory", unit: "MiB"})
+				b.ReportMetric(bare.CPU.Seconds()/float64(n)/(s.cpu.Seconds()/entries), "x-cpu")
+				b.ReportMetric(bare.Heap/float64(n), "bare-heap-B")
+				s.agent.end()
 			}
-			perEntry := float64(entries(cluster) * rounds)
-			b.ReportMetric(perEntry/all, "entries/s")
-			b.ReportMetric(pages/all, "x-range")
-			b.ReportMetric(batches/all, "x-batch")
-			b.ReportMetric((pages+batches)/all, "x-both")
-			b.ReportMetric(cpu*1e6/perEntry, "cpu-us")
-			b.ReportMetric(heap/perEntry, "heap-B")
 			b.ReportMetric(0, "ns/op")
 		})
 	}
+}
+
+// synced is an agent that has brought a whole cluster into the kernel.
+type synced struct {
+	agent      *agent
+	took, cpu  time.Duration
+	heap, peak float64
+}
+
+func firstSync(b *testing.B, etcd *server, cluster load.Cluster) synced {
+	b.Helper()
+	a := startAgent(b, newPlace(b))
+	before := a.now(b)
+	start := a.join(b, etcd, cluster.Name)
+	done := a.await(b, "written", cluster.Entries())
+	after := a.now(b)
+	return synced{agent: a, took: done.At - start, cpu: done.CPU - before.CPU, heap: after.Heap - before.Heap, peak: after.Peak}
+}
+
+// BenchmarkMillion measures what a cluster of a million workloads costs, through its life: first sync, an agent that is
+// killed and started again over unchanged entries, and the drain when the config is removed.
+//
+//	peak-MiB    the agent's resident memory at its peak, from first sync to restart
+//	restart-s   from the start of the second agent until all entries are known to be right; it writes none of them
+//	drain-s     from the removal of the config until the last entry is gone
+func BenchmarkMillion(b *testing.B) {
+	cluster := load.Cluster{Name: "west", ID: 2, Workloads: 1_000_000, Identities: 500, Seed: 1}
+	etcd := startServer(b)
+	etcd.fill(b, cluster)
+	for b.Loop() {
+		settle(b)
+		bare := runBare(b, etcd, cluster.WorkloadPrefix(), cluster.Workloads)
+		settle(b)
+		s := firstSync(b, etcd, cluster)
+		entries := float64(cluster.Entries())
+		progress(b, "first sync in %s, bare %s; killing the agent and starting another", s.took, bare.Took)
+		x := entries / s.took.Seconds() / (float64(cluster.Workloads) / bare.Took.Seconds())
+		measured(b, "x-bare", x, goal{what: "first sync of 1M entries: rate / bare pipeline"})
+		measured(b, "entries/s", entries/s.took.Seconds(), goal{what: "first sync of 1M entries: rate", unit: "entries/s"})
+		measured(b, "cpu-us", s.cpu.Seconds()*1e6/entries, goal{what: "first sync of 1M entries: CPU an entry", unit: "µs"})
+		measured(b, "peak-MiB", s.peak, goal{what: "1M entries: peak of resident memory", unit: "MiB", atMost: 400})
+		_ = s.agent.cmd.Process.Kill()
+		s.agent.end()
+		settle(b)
+
+		start := clock()
+		a := startAgent(b, s.agent.place)
+		done := a.await(b, "adopted", cluster.Entries())
+		progress(b, "restarted in %s; removing the cluster's config", done.At-start)
+		measured(b, "restart-s", (done.At - start).Seconds(), goal{what: "restart over 1M unchanged entries", unit: "s"})
+		measured(b, "restart-writes", float64(done.Map.Written), goal{what: "restart over 1M unchanged entries: written"})
+		measured(b, "restart-peak-MiB", done.Peak, goal{what: "restart over 1M entries: peak of resident memory", unit: "MiB", atMost: 400})
+		if done.Map.Written != 0 {
+			b.Errorf("the second agent wrote %d entries, want none", done.Map.Written)
+		}
+		start = a.leave(b, cluster.Name)
+		done = a.await(b, "deleted", cluster.Entries())
+		measured(b, "drain-s", (done.At - start).Seconds(), goal{what: "drain of 1M entries", unit: "s", atMost: 10})
+		a.end()
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkClusters measures a mesh of 255 clusters, each of 100 nodes, 1,000 workloads and 100 identities, of which one
+// etcd holds the copies.
+//
+//	ready-s       from the appearance of the configs until every cluster is listed and every entry is in the map
+//	resident-MiB  the agent's resident memory then
+func BenchmarkClusters(b *testing.B) {
+	const own, count = 1, 255
+	etcd := startServer(b)
+	var clusters []load.Cluster
+	entries := 0
+	progress(b, "filling etcd with %d clusters", count-own)
+	for id := own + 1; id <= count; id++ {
+		c := load.Cluster{
+			Name: fmt.Sprintf("c%03d", id), ID: identity.ClusterID(id), Nodes: 100, Workloads: 1000, Identities: 100, Cached: true, Seed: 1,
+		}
+		etcd.order(b, order{Do: "fill", Cluster: &c})
+		etcd.done(b)
+		clusters, entries = append(clusters, c), entries+c.Entries()
+	}
+	for b.Loop() {
+		settle(b)
+		a := startAgent(b, newPlace(b))
+		before, start := a.now(b), clock()
+		for _, c := range clusters {
+			a.join(b, etcd, c.Name)
+		}
+		a.await(b, "written", entries)
+		done := a.await(b, "listed", len(clusters))
+		progress(b, "ready after %s", done.At-start)
+		measured(b, "ready-s", (done.At - start).Seconds(), goal{what: "254 remote clusters: ready", unit: "s", atMost: 10})
+		measured(b, "resident-MiB", done.Resident, goal{what: "254 remote clusters: resident memory", unit: "MiB", atMost: 200})
+		measured(b, "peak-MiB", done.Peak, goal{what: "254 remote clusters: peak of resident memory", unit: "MiB"})
+		b.ReportMetric((done.CPU-before.CPU).Seconds()*1e6/float64(entries), "cpu-us")
+		a.end()
+	}
+	b.ReportMetric(0, "ns/op")
 }
 
 func dial(b *testing.B, endpoint string) *clientv3.Client {
@@ -87,136 +170,7 @@ func dial(b *testing.B, endpoint string) *clientv3.Client {
 	return client
 }
 
-// rangePages is baseline (a): one page after the other, at one revision, nothing decoded.
-func rangePages(b *testing.B, client *clientv3.Client, prefix string) time.Duration {
-	b.Helper()
-	const page = 10_000
-	start := time.Now()
-	key, end, rev := prefix, clientv3.GetPrefixRangeEnd(prefix), int64(0)
-	for {
-		resp, err := client.Get(b.Context(), key, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(rev))
-		if err != nil {
-			b.Fatal(err)
-		}
-		if !resp.More {
-			return time.Since(start)
-		}
-		rev = resp.Header.Revision
-		key = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
-	}
-}
-
-// writeBatches is baseline (b): keys and values are at hand, and are written into a fresh map of the same kind.
-func writeBatches(b *testing.B, cluster load.Cluster) time.Duration {
-	b.Helper()
-	spec, err := bpf.Load()
-	if err != nil {
-		b.Fatal(err)
-	}
-	m, err := ebpf.NewMap(spec.Maps[bpf.MapIPCache])
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer m.Close()
-	keys := make([]bpf.IPCacheKey, 0, entries(cluster))
-	values := make([]bpf.IPCacheValue, 0, entries(cluster))
-	add := func(p netip.Prefix, id identity.ID, tunnel netip.Addr) {
-		keys = append(keys, bpf.MakeIPCacheKey(p))
-		values = append(values, bpf.MakeIPCacheValue(uint32(id), tunnel, 0, 0))
-	}
-	for key, value := range cluster.Keys() {
-		if len(key) > len(ipcache.StatePrefix) && key[:len(ipcache.StatePrefix)] == ipcache.StatePrefix {
-			a, err := ipcache.ParseAnnouncement([]byte(filepath.Base(key)), []byte(value))
-			if err != nil {
-				b.Fatal(err)
-			}
-			add(a.Prefix, a.Identity, a.Host)
-		}
-	}
-	const batch = 4096
-	start := time.Now()
-	for i := 0; i < len(keys); i += batch {
-		end := min(i+batch, len(keys))
-		if _, err := m.BatchUpdate(keys[i:end], values[i:end], nil); err != nil {
-			b.Fatal(err)
-		}
-	}
-	return time.Since(start)
-}
-
 type result struct {
 	took, cpu time.Duration
 	heap      float64
-}
-
-func cpuTime(b *testing.B) time.Duration {
-	b.Helper()
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-func heapInUse() float64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return float64(m.HeapAlloc)
-}
-
-// sync runs mesh and datapath until every entry is in the kernel's map.
-func sync(b *testing.B, etcd string, cluster load.Cluster) result {
-	b.Helper()
-	ctx, cancel := context.WithCancel(b.Context())
-	defer cancel()
-	bpffs, dir := testutil.MountBPFFS(b), b.TempDir()
-	layout, err := identity.NewLayout(255)
-	if err != nil {
-		b.Fatal(err)
-	}
-	ips, nodes := ipcache.New(), node.NewTable()
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	m, err := mesh.New(mesh.Config{
-		Dir: dir, ClusterName: "east", ClusterID: 1, NodeName: "east-1", Layout: layout,
-		IPs: ips, Nodes: nodes, Identities: identity.NewTable(), Services: service.NewTable(), Log: log,
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	d, err := datapath.New(datapath.Config{
-		BPFFS: bpffs, Devices: []string{device}, RoutingMode: datapath.RoutingNone, MaxEntries: 1 << 20,
-		ClusterName: "east", NodeName: "east-1", Layout: layout, IPs: ips, Nodes: nodes, Listed: m.Listed, Log: log,
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	errs := make(chan error, 2)
-	go func() { errs <- d.Run(ctx) }()
-	go func() { errs <- m.Run(ctx) }()
-	select {
-	case <-d.Ready():
-	case err := <-errs:
-		b.Fatalf("ended early: %v", err)
-	}
-	heap, cpu, start := heapInUse(), cpuTime(b), time.Now()
-	config := fmt.Appendf(nil, "endpoints:\n- %s\n", etcd)
-	if err := os.WriteFile(filepath.Join(dir, cluster.Name), config, 0o600); err != nil {
-		b.Fatal(err)
-	}
-	for d.Status().IPCache.Entries < entries(cluster) {
-		if time.Since(start) > 2*time.Minute {
-			b.Fatalf("only %d of %d entries are in the map", d.Status().IPCache.Entries, entries(cluster))
-		}
-		time.Sleep(500 * time.Microsecond)
-	}
-	r := result{took: time.Since(start), cpu: cpuTime(b) - cpu, heap: heapInUse() - heap}
-	cancel()
-	for range 2 {
-		if err := <-errs; err != nil {
-			b.Fatal(err)
-		}
-	}
-	return r
 }

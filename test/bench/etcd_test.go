@@ -3,117 +3,56 @@
 package bench
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
-	"os/exec"
 	"strconv"
-	"strings"
-	"syscall"
 	"testing"
+	"time"
 
-	"github.com/vishvananda/netlink"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 
-	"github.com/weftmesh/weft/internal/testutil"
+	"github.com/weftmesh/weft/test/load"
 )
 
-// etcdEnv makes this binary an etcd server with its data below the directory named: a process of its own, so that the
-// heap and the CPU time of the measured one are its own.
-const etcdEnv = "WEFT_BENCH_ETCD"
-
-// device is what the programs are attached to.
-const device = "eth0"
-
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(etcdEnv); dir != "" {
-		if err := serveEtcd(dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	os.Exit(testutil.IsolateMain(m))
-}
-
-// addDevice makes the device, once.
-func addDevice(b *testing.B) {
-	b.Helper()
-	if _, err := netlink.LinkByName(device); err == nil {
-		return
-	}
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: device}, PeerName: device + "-peer"}
-	if err := netlink.LinkAdd(veth); err != nil {
-		b.Fatal(err)
-	}
-	if err := netlink.LinkSetUp(veth); err != nil {
-		b.Fatal(err)
-	}
-}
-
-// startEtcd starts a server that ends with the benchmark, and returns its endpoint.
-func startEtcd(b *testing.B) string {
-	b.Helper()
-	return startServer(b).endpoint
-}
-
-// server is an etcd in a process of its own.
+// server is an etcd in a process of its own, which also makes up what it holds.
 type server struct {
+	*process
 	endpoint string
-	orders   io.Writer
-	answers  *bufio.Reader
 }
 
 func startServer(b *testing.B) *server {
 	b.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), etcdEnv+"="+b.TempDir())
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		_ = stdin.Close()
-		_ = cmd.Wait()
-	})
-	s := &server{orders: stdin, answers: bufio.NewReader(stdout)}
-	s.endpoint = s.answer(b)
+	s := &server{process: start(b, "etcd", b.TempDir())}
+	s.answer(b, &s.endpoint)
 	return s
-}
-
-func (s *server) answer(b *testing.B) string {
-	b.Helper()
-	line, err := s.answers.ReadString('\n')
-	if err != nil {
-		b.Fatalf("etcd has ended: %v", err)
-	}
-	return strings.TrimSpace(line)
 }
 
 // put has the server itself put n keys under a prefix, so that it costs this process nothing. It does not wait for it.
 func (s *server) put(b *testing.B, prefix string, n int) {
 	b.Helper()
-	if _, err := fmt.Fprintln(s.orders, prefix, n); err != nil {
-		b.Fatal(err)
-	}
+	s.order(b, order{Do: "put", Prefix: prefix, N: n})
 }
 
-// serveEtcd serves, and puts what it is told to, until its standard input ends.
-func serveEtcd(dir string) error {
+// done waits until the server has done what it was told to, and returns how much that was.
+func (s *server) done(b *testing.B) (n int) {
+	b.Helper()
+	s.answer(b, &n)
+	return n
+}
+
+func (s *server) fill(b *testing.B, cluster load.Cluster) {
+	b.Helper()
+	progress(b, "filling etcd: %s of %d workloads", cluster.Name, cluster.Workloads)
+	s.order(b, order{Do: "fill", Cluster: &cluster})
+	s.done(b)
+}
+
+// serveEtcd serves with its data below dir, and writes what it is told to.
+func serveEtcd(dir string, orders <-chan order, answer func(any)) error {
 	cfg := embed.NewConfig()
 	cfg.Dir, cfg.LogLevel, cfg.UnsafeNoFsync = dir, "fatal", true
 	cfg.InitialClusterToken = dir
@@ -122,27 +61,43 @@ func serveEtcd(dir string) error {
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{any}, []url.URL{any}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.QuotaBackendBytes = 8 << 30
-	server, err := embed.StartEtcd(cfg)
+	etcd, err := embed.StartEtcd(cfg)
 	if err != nil {
 		return fmt.Errorf("start etcd: %w", err)
 	}
-	defer server.Close()
-	<-server.Server.ReadyNotify()
-	fmt.Printf("http://%s\n", server.Clients[0].Addr())
-	client := v3client.New(server.Server)
+	defer etcd.Close()
+	<-etcd.Server.ReadyNotify()
+	answer(fmt.Sprintf("http://%s", etcd.Clients[0].Addr()))
+	client := v3client.New(etcd.Server)
 	defer client.Close()
-	for orders := bufio.NewScanner(os.Stdin); orders.Scan(); {
-		var prefix string
-		var n int
-		if _, err := fmt.Sscan(orders.Text(), &prefix, &n); err != nil {
-			return fmt.Errorf("order %q: %w", orders.Text(), err)
+	for o := range orders {
+		n, err := write(context.Background(), client, o)
+		if err != nil {
+			return fmt.Errorf("%s: %w", o.Do, err)
 		}
-		if err := putKeys(context.Background(), client, prefix, n); err != nil {
-			return err
-		}
-		fmt.Println("done")
+		answer(n)
 	}
 	return nil
+}
+
+// write carries out one order.
+func write(ctx context.Context, client *clientv3.Client, o order) (n int, err error) {
+	f := load.Filler{Client: client, Progress: func(keys int) {
+		fmt.Fprintf(os.Stderr, "%s etcd: %s: %d keys\n", time.Now().Format("15:04:05"), o.Do, keys)
+	}}
+	switch o.Do {
+	case "put":
+		return o.N, putKeys(ctx, client, o.Prefix, o.N)
+	case "fill":
+		return 0, f.Fill(ctx, *o.Cluster)
+	case "put workloads":
+		return o.N, f.Put(ctx, *o.Cluster, o.First, o.N, 0)
+	case "delete workloads":
+		return o.N, f.Delete(ctx, *o.Cluster, o.First, o.N)
+	case "churn":
+		return f.Churn(ctx, *o.Cluster, o.Rate, o.Span)
+	}
+	return 0, fmt.Errorf("unknown order")
 }
 
 // putKeys puts n keys of the size of an endpoint's announcement, in transactions of 100.

@@ -97,7 +97,7 @@ func listServer(b *testing.B, version string, keys int) (endpoint string, ways [
 	}
 	etcd := startServer(b)
 	etcd.put(b, "p/", keys)
-	etcd.answer(b)
+	etcd.done(b)
 	return etcd.endpoint, []bareRange{readStream, pages(50_000)}
 }
 
@@ -162,10 +162,10 @@ func listWatched(b *testing.B, client *kvstore.Client, keys int) listResult {
 	var before, after runtime.MemStats
 	heap := heapInUse()
 	runtime.ReadMemStats(&before)
-	cpu, start := cpuTime(b), time.Now()
+	cpu, start := cpuTime(), time.Now()
 	ended := run(ctx, watcher, client)
 	at := <-synced
-	r := listResult{result: result{took: at.Sub(start), cpu: cpuTime(b) - cpu}}
+	r := listResult{result: result{took: at.Sub(start), cpu: cpuTime() - cpu}}
 	runtime.ReadMemStats(&after)
 	r.allocs, r.heap = float64(after.Mallocs-before.Mallocs), heapInUse()-heap
 	if watcher.Len() != keys {
@@ -291,11 +291,11 @@ func BenchmarkKVStoreWatch(b *testing.B) {
 	plain, ours := dial(b, etcd.endpoint), dialKVStore(b, etcd.endpoint)
 	burst := func(w *watched, prefix string) (took, cpu float64) {
 		defer w.stop()
-		before, start := cpuTime(b), time.Now()
+		before, start := cpuTime(), time.Now()
 		etcd.put(b, prefix, keys)
 		took = w.await(b, keys).Sub(start).Seconds()
-		cpu = (cpuTime(b) - before).Seconds()
-		etcd.answer(b)
+		cpu = (cpuTime() - before).Seconds()
+		etcd.done(b)
 		return took, cpu
 	}
 	var bare, all, bareCPU, cpu float64
@@ -399,7 +399,7 @@ func writeKeys(b *testing.B, client *kvstore.Client, prefix string, keys int) re
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
 	writer := kvstore.NewWriter(client, kvstore.WriterConfig{})
-	cpu, start := cpuTime(b), time.Now()
+	cpu, start := cpuTime(), time.Now()
 	for i := range keys {
 		writer.Set(fmt.Sprintf("%s%d", prefix, i), []byte(announcement(i)))
 	}
@@ -410,7 +410,7 @@ func writeKeys(b *testing.B, client *kvstore.Client, prefix string, keys int) re
 	case err := <-ended:
 		b.Fatalf("writer: %v", err)
 	}
-	r := result{took: time.Since(start), cpu: cpuTime(b) - cpu}
+	r := result{took: time.Since(start), cpu: cpuTime() - cpu}
 	if s := writer.Status(); s.Pending != 0 || len(s.Errors) > 0 {
 		b.Fatalf("%d keys pending, errors %v", s.Pending, s.Errors)
 	}
@@ -441,9 +441,9 @@ func BenchmarkKVStoreUnreachable(b *testing.B) {
 			}
 		}
 		<-time.After(settled)
-		before, start := cpuTime(b), time.Now()
+		before, start := cpuTime(), time.Now()
 		<-time.After(span)
-		used, passed = used+(cpuTime(b)-before).Seconds(), passed+time.Since(start).Seconds()
+		used, passed = used+(cpuTime()-before).Seconds(), passed+time.Since(start).Seconds()
 		cancel()
 		for _, e := range ended {
 			if err := <-e; err != nil {

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/weftmesh/weft/bpf"
+)
+
+// bareFigures are what the bare pipeline took.
+type bareFigures struct {
+	Took, CPU time.Duration
+	Heap      float64
+}
+
+// runBare runs the bare pipeline once, in a process of its own: the least that any agent must do. It reads a streamed
+// range, scans the values by hand without checking them, keeps a compact table keyed by address with the names of
+// workloads, and writes a map of the kernel in batches. There is no watch, no claim, no second reader.
+func runBare(b *testing.B, etcd *server, prefix string, workloads int) bareFigures {
+	b.Helper()
+	p := start(b, "bare", "")
+	defer p.end()
+	var f bareFigures
+	p.ask(b, order{Do: "run", Endpoint: etcd.endpoint, Prefix: prefix, N: workloads}, &f)
+	return f
+}
+
+func serveBare(_ string, orders <-chan order, answer func(any)) error {
+	for o := range orders {
+		f, err := bare(o)
+		if err != nil {
+			return err
+		}
+		answer(f)
+	}
+	return nil
+}
+
+// bareEntry is one address of the bare table.
+type bareEntry struct{ identity, host, namespace, pod uint32 }
+
+type bareTable struct {
+	entries  map[uint32]bareEntry
+	interned map[string]uint32
+	names    []byte // of pods, length first
+}
+
+func (t *bareTable) intern(name []byte) uint32 {
+	id, ok := t.interned[string(name)]
+	if !ok {
+		id = uint32(len(t.interned))
+		t.interned[string(name)] = id
+	}
+	return id
+}
+
+// field returns what follows name in value, up to end, and what comes after.
+func field(value []byte, name string, end byte) (text, rest []byte) {
+	i := bytes.Index(value, []byte(name))
+	if i < 0 {
+		return nil, value
+	}
+	rest = value[i+len(name):]
+	n := bytes.IndexByte(rest, end)
+	if n < 0 {
+		return nil, value
+	}
+	return rest[:n], rest[n:]
+}
+
+// address reads dotted decimal numbers, without checking.
+func address(text []byte) (addr uint32) {
+	part := uint32(0)
+	for _, c := range text {
+		if c == '.' {
+			addr, part = addr<<8|part, 0
+			continue
+		}
+		part = part*10 + uint32(c-'0')
+	}
+	return addr<<8 | part
+}
+
+func number(text []byte) (n uint32) {
+	for _, c := range text {
+		n = n*10 + uint32(c-'0')
+	}
+	return n
+}
+
+// add scans one value and returns the map's entry for it.
+func (t *bareTable) add(value []byte) (bpf.IPCacheKey, bpf.IPCacheValue) {
+	ip, value := field(value, `"IP":"`, '"')
+	host, value := field(value, `"HostIP":"`, '"')
+	id, value := field(value, `"ID":`, ',')
+	namespace, value := field(value, `"K8sNamespace":"`, '"')
+	pod, _ := field(value, `"K8sPodName":"`, '"')
+	addr, e := address(ip), bareEntry{identity: number(id), host: address(host), namespace: t.intern(namespace), pod: uint32(len(t.names))}
+	t.names = append(append(t.names, byte(len(pod))), pod...)
+	t.entries[addr] = e
+	key := bpf.IPCacheKey{PrefixLen: 64, Family: bpf.FamilyIPv4}
+	binary.BigEndian.PutUint32(key.IP[:], addr)
+	v := bpf.IPCacheValue{Identity: e.identity, Flags: bpf.FlagHasTunnelEndpoint}
+	binary.BigEndian.PutUint32(v.TunnelEndpoint[:], e.host)
+	return key, v
+}
+
+func bare(o order) (bareFigures, error) {
+	spec, err := bpf.Load()
+	if err != nil {
+		return bareFigures{}, err
+	}
+	spec.Maps[bpf.MapIPCache].MaxEntries = maxEntries
+	m, err := ebpf.NewMap(spec.Maps[bpf.MapIPCache])
+	if err != nil {
+		return bareFigures{}, err
+	}
+	defer m.Close()
+	heap, cpu, start := heapInUse(), cpuTime(), clock()
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{o.Endpoint}, MaxCallRecvMsgSize: 1 << 30})
+	if err != nil {
+		return bareFigures{}, err
+	}
+	defer client.Close()
+	t := &bareTable{entries: make(map[uint32]bareEntry), interned: make(map[string]uint32)}
+	stream, err := client.GetStream(context.Background(), o.Prefix, clientv3.WithPrefix())
+	if err != nil {
+		return bareFigures{}, err
+	}
+	const batch = 4096
+	keys, values := make([]bpf.IPCacheKey, 0, batch), make([]bpf.IPCacheValue, 0, batch)
+	flush := func() error {
+		if len(keys) == 0 {
+			return nil
+		}
+		_, err := m.BatchUpdate(keys, values, nil)
+		keys, values = keys[:0], values[:0]
+		return err
+	}
+	for part := range stream {
+		if err := part.Err(); err != nil {
+			return bareFigures{}, err
+		}
+		for _, kv := range part.Kvs {
+			k, v := t.add(kv.Value)
+			if keys, values = append(keys, k), append(values, v); len(keys) == batch {
+				if err := flush(); err != nil {
+					return bareFigures{}, err
+				}
+			}
+		}
+	}
+	if err := flush(); err != nil {
+		return bareFigures{}, err
+	}
+	f := bareFigures{Took: clock() - start, CPU: cpuTime() - cpu, Heap: heapInUse() - heap}
+	if len(t.entries) != o.N {
+		return bareFigures{}, fmt.Errorf("the bare table has %d entries, want %d", len(t.entries), o.N)
+	}
+	return f, nil
+}
+
+// TestBareScan: the baseline reads what it is to read.
+func TestBareScan(t *testing.T) {
+	table := &bareTable{entries: make(map[uint32]bareEntry), interned: make(map[string]uint32)}
+	key, value := table.add([]byte(announcement(70_000)))
+	wantKey := bpf.MakeIPCacheKey(netip.MustParsePrefix("10.1.17.112/32"))
+	wantValue := bpf.MakeIPCacheValue(65536, netip.MustParseAddr("172.18.1.1"), 0, 0)
+	if key != wantKey || value != wantValue {
+		t.Errorf("got %v %v, want %v %v", key, value, wantKey, wantValue)
+	}
+	if got := string(table.names); got != "\x09web-70000" {
+		t.Errorf("names %q", got)
+	}
+}
