@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/pprof"
 	"testing"
 	"time"
 
@@ -150,6 +151,10 @@ func serveAgent(given string, orders <-chan order, answer func(any)) error {
 	if err := r.assemble(); err != nil {
 		return err
 	}
+	stop, err := profile()
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	errs := make(chan error, 2)
@@ -177,6 +182,7 @@ func serveAgent(given string, orders <-chan order, answer func(any)) error {
 			answer(r.await(o))
 		}
 	}
+	stop()
 	cancel()
 	return errors.Join(<-errs, <-errs)
 }
@@ -267,4 +273,36 @@ func memory() (resident, peak float64) {
 		}
 	}
 	return resident, peak
+}
+
+// profileEnv names a directory in which each agent leaves the profiles of its life: CPU, and heap and goroutines at its
+// end.
+const profileEnv = "WEFT_BENCH_PROFILE"
+
+// profile starts the CPU profile; stop writes the rest.
+func profile() (stop func(), err error) {
+	dir := os.Getenv(profileEnv)
+	if dir == "" {
+		return func() {}, nil
+	}
+	create := func(kind string) (*os.File, error) {
+		return os.Create(filepath.Join(dir, fmt.Sprintf("agent-%d.%s", os.Getpid(), kind)))
+	}
+	cpu, err := create("cpu")
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(cpu); err != nil {
+		return nil, err
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		_ = cpu.Close()
+		for _, kind := range []string{"heap", "goroutine"} {
+			if f, err := create(kind); err == nil {
+				_ = pprof.Lookup(kind).WriteTo(f, 0)
+				_ = f.Close()
+			}
+		}
+	}, nil
 }
