@@ -63,6 +63,8 @@ type reconciler struct {
 	keys   []bpf.IPCacheKey
 	values []bpf.IPCacheValue
 
+	propagation propagation
+
 	mu    sync.Mutex
 	state MapStatus
 }
@@ -155,12 +157,19 @@ func (r *reconciler) pass(ctx context.Context, now time.Time) error {
 		if len(r.deletions) >= deletionLimit {
 			r.delete()
 		}
+		if len(r.deletions) == 0 {
+			r.carried()
+		}
 	}
 	r.delete()
+	r.carried()
 	r.prune(now)
 	r.retry(now)
 	return nil
 }
+
+// carried notes that the kernel holds all that the table has said, unless it refused something.
+func (r *reconciler) carried() { r.propagation.taken(r.table, r.since, len(r.failed) == 0) }
 
 // read takes over what the kernel holds and begins with the table anew.
 func (r *reconciler) read() error {

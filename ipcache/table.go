@@ -33,8 +33,9 @@ type Table struct {
 	byLen   [2][129]int // prefixes with a claim by family and length: what Lookup has to try
 
 	changes
-	changed chan struct{}
-	waiting atomic.Bool // somebody holds changed
+	arrivals arrivals
+	changed  chan struct{}
+	waiting  atomic.Bool // somebody holds changed
 }
 
 // origin is what all claims for the workloads of one node have in common, most often.
@@ -63,6 +64,11 @@ func New() *Table {
 func (t *Table) Apply(ops []Op) (refused int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.apply(ops)
+}
+
+// apply carries out ops. mu is held.
+func (t *Table) apply(ops []Op) (refused int) {
 	before := t.rev
 	for i := range ops {
 		c := &ops[i].Claim

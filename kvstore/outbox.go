@@ -2,7 +2,10 @@
 
 package kvstore
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // maxPending bounds the text of the events that one slow consumer may leave
 // waiting, in bytes; what the server has beyond that waits at the server.
@@ -36,6 +39,9 @@ type outbox struct {
 	ordered bool           // nothing is joined
 	spare   []Event        // a delivered batch's memory
 
+	since    time.Time // when the oldest of pending was put
+	received time.Time // that of what is being delivered
+
 	at        int64 // the revision up to which everything was put
 	delivered int64 // the revision up to which everything was delivered
 }
@@ -66,6 +72,7 @@ func (o *outbox) run() {
 // meanwhile. The caller holds mu, which is free during the deliveries.
 func (o *outbox) deliverBatch() {
 	batch, at := o.pending, o.at
+	o.received = o.since
 	o.pending, o.places, o.busy = nil, nil, true
 	rest := batch
 	for len(rest) > 0 && !o.stopped {
@@ -81,7 +88,7 @@ func (o *outbox) deliverBatch() {
 	}
 	o.busy = false
 	if len(rest) > 0 {
-		o.pending, o.places = append(rest, o.pending...), nil
+		o.pending, o.places, o.since = append(rest, o.pending...), nil, o.received
 	} else {
 		o.delivered = at
 		if len(o.pending) == 0 {
@@ -145,7 +152,7 @@ func (o *outbox) put(batch []Event) (next []Event) {
 	switch {
 	case len(o.pending) == 0:
 		next, o.spare = o.spare, nil
-		o.pending, o.places = batch, nil
+		o.pending, o.places, o.since = batch, nil, time.Now()
 		for i := range batch {
 			o.bytes += batch[i].size()
 		}
@@ -235,6 +242,13 @@ func (o *outbox) position() (delivered int64, pending int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.delivered, len(o.pending)
+}
+
+// receivedAt returns when the oldest of what is being delivered was put.
+func (o *outbox) receivedAt() time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.received
 }
 
 // empty delivers what the last run left. It is not for during a run.

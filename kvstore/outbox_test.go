@@ -212,3 +212,29 @@ func TestRunLeavesNothingBehind(t *testing.T) {
 	w.Drain()
 	r.is(t, map[string]string{})
 }
+
+// A delivery tells when the oldest of its events came.
+func TestOutboxTellsWhenItWasPut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		var out *outbox
+		var got []time.Duration
+		out = newOutbox(func([]Event) {
+			got = append(got, out.receivedAt().Sub(start))
+			time.Sleep(10 * time.Second)
+		})
+		out.begin()
+		var running sync.WaitGroup
+		running.Go(out.run)
+		for _, key := range []string{"a", "b", "c"} { // at 1 s, 2 s and 3 s; b and c wait for a
+			time.Sleep(time.Second)
+			out.put([]Event{{Kind: Created, Key: []byte(key)}})
+		}
+		out.flush()
+		out.stop()
+		running.Wait()
+		if diff := cmp.Diff([]time.Duration{time.Second, 2 * time.Second}, got); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
+	})
+}

@@ -127,6 +127,10 @@ func (w *Watcher) Revision() int64 {
 	return revision
 }
 
+// Received tells, during a delivery, when the oldest of its events came from
+// etcd.
+func (w *Watcher) Received() time.Time { return w.out.receivedAt() }
+
 // LastError returns what last ended a list or a watch, nil if nothing did. Why
 // there is no connection at all is in Client.Status.
 func (w *Watcher) LastError() error {

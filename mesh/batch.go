@@ -4,7 +4,9 @@ package mesh
 
 import (
 	"sync"
+	"time"
 
+	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/ipcache"
 )
 
@@ -21,14 +23,22 @@ func (b *batch) add(op ipcache.Op) {
 	*b.ops = append(*b.ops, op)
 }
 
-// apply carries out what has been gathered, and empties the batch.
-func (b *batch) apply(t *ipcache.Table) {
+// apply carries out what has been gathered and came from where from says, and empties the batch.
+func (b *batch) apply(t *ipcache.Table, from ipcache.Arrival) {
 	if b.ops == nil {
 		return
 	}
-	t.Apply(*b.ops)
+	t.ApplyArrived(*b.ops, from)
 	clear(*b.ops) // strings in it alias memory that is about to change
 	*b.ops = (*b.ops)[:0]
 	opBuffers.Put(b.ops)
 	b.ops = nil
+}
+
+// arrival is how the table is told of a time.
+func arrival(cluster identity.ClusterID, at time.Time) ipcache.Arrival {
+	if at.IsZero() {
+		return ipcache.Arrival{}
+	}
+	return ipcache.Arrival{Cluster: cluster, At: at.UnixNano()}
 }

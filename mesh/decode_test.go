@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -100,7 +101,7 @@ func TestIPIdentities(t *testing.T) {
 	} {
 		cfg, _, _, ips, _ := decoders(t)
 		err := ips.upsert([]byte("10.2.1.10"), []byte(ipValue("10.2.1.10", int(id), "172.18.2.1")), 7)
-		ips.flush()
+		ips.flush(time.Time{})
 		got := tableText(cfg.IPs)
 		if want == 0 {
 			var refused *refusal
@@ -150,7 +151,7 @@ func TestReusedIPOfAnotherOwner(t *testing.T) {
 		t.Fatalf("table %q, want %q", got, want)
 	}
 	nodes.remove([]byte("west-n1"))
-	nodes.flush()
+	nodes.flush(time.Time{})
 	if got := tableText(cfg.IPs); len(got) != 1 || got[0] != want {
 		t.Errorf("after the node is gone: table %q, want %q", got, want)
 	}
@@ -161,7 +162,7 @@ func mustUpsert(t *testing.T, d decoder, key, value string, revision int64) {
 	if err := d.upsert([]byte(key), []byte(value), revision); err != nil {
 		t.Fatalf("%s: %v", key, err)
 	}
-	d.flush()
+	d.flush(time.Time{})
 }
 
 // What a node contributes follows its last value, and nothing of an earlier one stays.
@@ -194,7 +195,7 @@ func TestNodeUpdate(t *testing.T) {
 		t.Errorf("after the update: table (-want +got):\n%s", diff)
 	}
 	nodes.remove([]byte("west-n2"))
-	nodes.flush()
+	nodes.flush(time.Time{})
 	if got := tableText(cfg.IPs); len(got) != 0 {
 		t.Errorf("after the deletion: table %q", got)
 	}
@@ -317,7 +318,7 @@ func BenchmarkIPs(b *testing.B) {
 	for n := 0; b.Loop(); n++ {
 		if i := n % batch; i == 0 {
 			b.StopTimer()
-			d.flush()
+			d.flush(time.Time{})
 			for j := range batch {
 				addr := netip.AddrFrom4([4]byte{10, byte((n + j) >> 16), byte((n + j) >> 8), byte(n + j)})
 				keys[j] = []byte(addr.String())

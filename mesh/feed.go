@@ -18,8 +18,9 @@ type decoder interface {
 	upsert(key, value []byte, revision int64) error
 	// remove takes back what key stood for; an unknown key is fine.
 	remove(key []byte)
-	// flush carries out what the calls before it left undone.
-	flush()
+	// flush carries out what the calls before it left undone. It is told when the oldest of what they brought arrived; zero
+	// if that is not to be timed.
+	flush(arrived time.Time)
 }
 
 // feed carries the objects of one kind of one cluster from its etcd through a decoder into the tables. It outlives
@@ -110,7 +111,11 @@ func (f *feed) apply(events []kvstore.Event) (synced bool) {
 			synced = true
 		}
 	}
-	f.decode.flush()
+	arrived := time.Time{}
+	if f.current {
+		arrived = f.watcher.Received()
+	}
+	f.decode.flush(arrived)
 	if synced {
 		f.listed, f.current = true, true
 	}
@@ -165,7 +170,7 @@ func (f *feed) expire(now time.Time) {
 			f.refused[key] = time.Time{}
 		}
 	}
-	f.decode.flush()
+	f.decode.flush(time.Time{})
 }
 
 // move makes the feed follow another prefix that holds the same keys. Nothing is deleted until the new prefix has been
@@ -204,7 +209,7 @@ func (f *feed) drain(stop <-chan struct{}) bool {
 	default:
 	}
 	f.sweep()
-	f.decode.flush()
+	f.decode.flush(time.Time{})
 	return true
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"testing"
+	"time"
 
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/ipcache"
@@ -45,13 +46,13 @@ func FuzzDecoders(f *testing.F) {
 		fs := newRemote(&Mesh{cfg: cfg}, "west").newFeeds(2, false)
 		for _, f := range fs.inDrainOrder() {
 			err := f.decode.upsert([]byte(key), []byte(value), 1)
-			f.decode.flush()
+			f.decode.flush(time.Time{})
 			if err != nil && printable(err.Error()) == "" {
 				t.Errorf("%s: an error without text: %#v", f.kind, err)
 			}
 			checkClaims(t, cfg, f.kind)
 			f.decode.remove([]byte(key))
-			f.decode.flush()
+			f.decode.flush(time.Time{})
 			if left := fmt.Sprint(tableText(cfg.IPs), cfg.Services.Len(), cfg.Identities.Len()); left != "[] 0 0" {
 				t.Errorf("%s %q: left after the deletion: %s", f.kind, key, left)
 			}

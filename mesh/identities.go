@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/weftmesh/weft/identity"
 )
@@ -60,4 +61,4 @@ func (d *identities) parseKey(key []byte) (identity.ID, error) {
 	return id, nil
 }
 
-func (d *identities) flush() {}
+func (d *identities) flush(time.Time) {}

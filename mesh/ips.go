@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/ipcache"
@@ -81,4 +82,6 @@ func parsePrefixKey(key string) (prefix netip.Prefix, cidr, ok bool) {
 	return prefix, true, prefix == prefix.Masked() && !prefix.Addr().Is4In6() && prefix.String() == key
 }
 
-func (d *ips) flush() { d.batch.apply(d.table) }
+func (d *ips) flush(arrived time.Time) {
+	d.batch.apply(d.table, arrival(d.owner.Cluster, arrived))
+}

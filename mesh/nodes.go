@@ -4,6 +4,7 @@ package mesh
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/ipcache"
@@ -60,7 +61,7 @@ func (d *nodes) remove(key []byte) {
 	delete(d.known, string(key))
 }
 
-func (d *nodes) flush() { d.batch.apply(d.ips) }
+func (d *nodes) flush(arrived time.Time) { d.batch.apply(d.ips, arrival(d.cluster, arrived)) }
 
 // replace adds to the batch what turns the claims of one node into others: first what is claimed now, then what no longer
 // is, so that no address is without an owner in between.

@@ -468,3 +468,32 @@ func TestHungServer(t *testing.T) {
 	w.awaitState("west", Ready)
 	w.awaitIPs(westIP(1))
 }
+
+// Of news that come by a watch, the table is told when they arrived; of a list it is not.
+func TestArrivals(t *testing.T) {
+	west := newWest(t, 1, 2)
+	west.node("west-n1", "172.18.2.1", "")
+	w := newWorld(t)
+	west.etcd.WriteConfig(t, w.file("west"))
+	w.awaitState("west", Ready)
+	var at ipcache.Revision
+	arrived := func() []ipcache.Arrival {
+		_, at, _ = w.cfg.IPs.Changes(at, make([]ipcache.Change, 0, 100))
+		return w.cfg.IPs.Arrived(at, nil)
+	}
+	if got := arrived(); len(got) != 0 {
+		t.Fatalf("of the list: %v", got)
+	}
+	before := time.Now().UnixNano()
+	west.ip("10.2.1.3", 257, "172.18.2.1")
+	w.awaitIPs(westIP(1), westIP(2), westIP(3), "172.18.2.1/32 6 remote by 2 node/west-n1")
+	after := time.Now().UnixNano()
+	if got := arrived(); len(got) != 1 || got[0].Cluster != 2 || got[0].At < before || got[0].At > after {
+		t.Errorf("of an address: %v, want one of cluster 2 between %d and %d", got, before, after)
+	}
+	west.etcd.Delete(t, "cilium/state/nodes/v1/west/west-n1")
+	w.awaitIPs(westIP(1), westIP(2), westIP(3))
+	if got := arrived(); len(got) != 1 || got[0].Cluster != 2 {
+		t.Errorf("of a node: %v, want one of cluster 2", got)
+	}
+}

@@ -5,6 +5,7 @@ package mesh
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/service"
@@ -46,4 +47,4 @@ func parseServiceKey(key string) (namespace, name string, ok bool) {
 	return namespace, name, ok && namespace != "" && name != "" && !strings.Contains(name, "/")
 }
 
-func (d *services) flush() {}
+func (d *services) flush(time.Time) {}
