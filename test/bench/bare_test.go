@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/weftmesh/weft/bpf"
+	"github.com/weftmesh/weft/identity"
 )
 
 // bareFigures are what the bare pipeline took.
@@ -37,11 +39,69 @@ func runBare(b *testing.B, etcd *server, prefix string, workloads int) bareFigur
 
 func serveBare(_ string, orders <-chan order, answer func(any)) error {
 	for o := range orders {
-		f, err := bare(o)
+		var f any
+		var err error
+		switch o.Do {
+		case "run":
+			f, err = bare(o)
+		case "propagation":
+			f, err = barePropagation(o)
+		}
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", o.Do, err)
 		}
 		answer(f)
+	}
+	return nil
+}
+
+func newBareMap() (*ebpf.Map, error) {
+	spec, err := bpf.Load()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps[bpf.MapIPCache].MaxEntries = maxEntries
+	return ebpf.NewMap(spec.Maps[bpf.MapIPCache])
+}
+
+// barePropagation measures a writer that watches, scans and writes, event by event.
+func barePropagation(o order) (latencies, error) {
+	m, err := newBareMap()
+	if err != nil {
+		return latencies{}, err
+	}
+	defer m.Close()
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{o.Endpoint}})
+	if err != nil {
+		return latencies{}, err
+	}
+	defer client.Close()
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(context.Background()))
+	events := client.Watch(ctx, o.Prefix, clientv3.WithPrefix())
+	ended := make(chan error, 1)
+	go func() { ended <- bareWriter(m, events) }()
+	l, err := observe(ctx, o, func(addr netip.Addr) (identity.ID, bool, error) {
+		var v bpf.IPCacheValue
+		key := bpf.MakeIPCacheKey(netip.PrefixFrom(addr, 32))
+		err := m.Lookup(&key, &v)
+		return identity.ID(v.Identity), err == nil, nil
+	})
+	cancel()
+	return l, errors.Join(err, <-ended)
+}
+
+func bareWriter(m *ebpf.Map, events clientv3.WatchChan) error {
+	t := &bareTable{entries: make(map[uint32]bareEntry), interned: make(map[string]uint32)}
+	for resp := range events {
+		for _, ev := range resp.Events {
+			if ev.Type != clientv3.EventTypePut {
+				continue
+			}
+			key, value := t.add(ev.Kv.Value)
+			if err := m.Update(&key, &value, ebpf.UpdateAny); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -116,12 +176,7 @@ func (t *bareTable) add(value []byte) (bpf.IPCacheKey, bpf.IPCacheValue) {
 }
 
 func bare(o order) (bareFigures, error) {
-	spec, err := bpf.Load()
-	if err != nil {
-		return bareFigures{}, err
-	}
-	spec.Maps[bpf.MapIPCache].MaxEntries = maxEntries
-	m, err := ebpf.NewMap(spec.Maps[bpf.MapIPCache])
+	m, err := newBareMap()
 	if err != nil {
 		return bareFigures{}, err
 	}

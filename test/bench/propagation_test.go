@@ -5,6 +5,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"path"
 	"runtime"
 	"slices"
@@ -24,6 +25,8 @@ import (
 type latencies struct {
 	P50, P99, Max time.Duration
 	Samples, Lost int
+	// Wake is the 99th percentile of how long a sleep of 5 µs took on the way: what the machine itself adds to everything.
+	Wake time.Duration
 	// CPU is what the process used meanwhile, the bare watch and the looking included.
 	CPU time.Duration
 }
@@ -34,23 +37,34 @@ type sighting struct {
 	announce ipcache.Announcement
 }
 
-// propagation runs a bare watch beside the agent's own for a while. Of what that sees, one event after the other is
-// followed into the kernel: the next one that comes when the last is done.
+// lookup asks the kernel who is behind an address.
+type lookup func(netip.Addr) (id identity.ID, ok bool, err error)
+
+// propagation measures that of weft.
 func (r *running) propagation(ctx context.Context, o order) (latencies, error) {
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{o.Endpoint}})
-	if err != nil {
-		return latencies{}, err
-	}
-	defer client.Close()
 	kernel, err := datapath.OpenIPCache(r.place.BPFFS)
 	if err != nil {
 		return latencies{}, err
 	}
 	defer kernel.Close()
+	return observe(ctx, o, func(addr netip.Addr) (identity.ID, bool, error) {
+		entry, ok, err := kernel.Lookup(addr)
+		return entry.Identity, ok, err
+	})
+}
+
+// observe runs a bare watch beside that of who is measured for a while. Of what it sees, one event after the other is
+// followed into the kernel: the next one that comes when the last is done.
+func observe(ctx context.Context, o order, look lookup) (latencies, error) {
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{o.Endpoint}})
+	if err != nil {
+		return latencies{}, err
+	}
+	defer client.Close()
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), o.Span)
 	defer cancel()
 	seen, done := make(chan sighting), make(chan latencies)
-	go func() { done <- follow(kernel, seen) }()
+	go func() { done <- follow(look, seen) }()
 	cpu := cpuTime()
 	for resp := range client.Watch(ctx, o.Prefix, clientv3.WithPrefix()) {
 		at := clock()
@@ -76,18 +90,18 @@ func (r *running) propagation(ctx context.Context, o order) (latencies, error) {
 }
 
 // follow looks for each event in the kernel until it is there. An entry that changes again before that is lost.
-func follow(kernel *datapath.IPCache, seen <-chan sighting) latencies {
-	const look, limit = 5 * time.Microsecond, 100 * time.Millisecond
+func follow(look lookup, seen <-chan sighting) latencies {
+	const interval, limit = 5 * time.Microsecond, 100 * time.Millisecond
 	// The finest timer, on a thread of its own: spinning would take one of few cores from who is measured.
 	runtime.LockOSThread()
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
-	var took []time.Duration
+	var took, sleeps []time.Duration
 	l := latencies{}
 	for s := range seen {
 		for {
-			entry, ok, err := kernel.Lookup(s.announce.Prefix.Addr())
+			id, ok, err := look(s.announce.Prefix.Addr())
 			passed := clock() - s.at
-			if err == nil && ok && entry.Identity == s.announce.Identity {
+			if err == nil && ok && id == s.announce.Identity {
 				took = append(took, passed)
 				break
 			}
@@ -95,12 +109,16 @@ func follow(kernel *datapath.IPCache, seen <-chan sighting) latencies {
 				l.Lost++
 				break
 			}
-			pause := unix.NsecToTimespec(int64(look))
+			pause, asleep := unix.NsecToTimespec(int64(interval)), clock()
 			_ = unix.Nanosleep(&pause, nil)
+			sleeps = append(sleeps, clock()-asleep)
 		}
 	}
 	if len(took) == 0 {
 		return l
+	}
+	if slices.Sort(sleeps); len(sleeps) > 0 {
+		l.Wake = sleeps[len(sleeps)*99/100]
 	}
 	slices.Sort(took)
 	l.Samples, l.P50, l.P99, l.Max = len(took), took[len(took)/2], took[len(took)*99/100], took[len(took)-1]
@@ -108,43 +126,57 @@ func follow(kernel *datapath.IPCache, seen <-chan sighting) latencies {
 }
 
 // BenchmarkPropagation measures the time from the arrival of an event at a bare watch, in the agent's own process, until
-// the kernel answers by it, on an idle server (200 puts/s) and under load.
+// the kernel answers by it, on an idle server (200 changes/s) and under load; and the same of a bare writer, which watches
+// with the plain client and puts each event into a map, with nothing in between.
 //
 //	p50-us, p99-us  in microseconds
+//	wake-p99-us     the same of a sleep of 5 µs during that: what the machine itself adds
 //	cpu-percent     CPU time of the agent's process, bare watch and lookups included, in percent of one core
 func BenchmarkPropagation(b *testing.B) {
 	const span = 5 * time.Second
 	cluster := load.Cluster{Name: "west", ID: 2, Workloads: 50_000, Identities: 5000, Seed: 1}
 	etcd := startServer(b)
 	etcd.fill(b, cluster)
-	a := startAgent(b, newPlace(b))
-	a.join(b, etcd, cluster.Name)
-	a.await(b, "written", cluster.Entries())
+	measure := func(b *testing.B, p *process, who string, rate int) (l latencies) {
+		p.order(b, order{Do: "propagation", Endpoint: etcd.endpoint, Prefix: cluster.WorkloadPrefix(), Span: span + time.Second})
+		etcd.order(b, order{Do: "churn", Cluster: &cluster, Rate: rate, Span: span})
+		puts := etcd.done(b)
+		if p.answer(b, &l); l.Samples < 100 {
+			b.Fatalf("%s: only %d samples, %d lost", who, l.Samples, l.Lost)
+		}
+		progress(b, "%s: %.0f changes/s, %d samples (%d lost), p50 %s, p99 %s, max %s; a sleep of 5 µs: p99 %s", who,
+			float64(puts)/span.Seconds(), l.Samples, l.Lost, l.P50, l.P99, l.Max, l.Wake)
+		return l
+	}
 	for _, v := range []struct {
 		rate     int
 		p50, p99 float64
 	}{{200, 100, 500}, {2000, 0, 0}, {8000, 0, 2000}} {
 		b.Run(fmt.Sprint(v.rate), func(b *testing.B) {
 			for b.Loop() {
-				var l latencies
-				a.order(b, order{Do: "propagation", Endpoint: etcd.endpoint, Prefix: cluster.WorkloadPrefix(), Span: span + time.Second})
-				etcd.order(b, order{Do: "churn", Cluster: &cluster, Rate: v.rate, Span: span})
-				puts := etcd.done(b)
-				if a.answer(b, &l); l.Samples < 100 {
-					b.Fatalf("only %d samples, %d lost", l.Samples, l.Lost)
-				}
-				rate := float64(puts) / span.Seconds()
-				progress(b, "%.0f puts/s: %d samples (%d lost), p50 %s, p99 %s, max %s", rate, l.Samples, l.Lost, l.P50, l.P99, l.Max)
+				p := start(b, "bare", "")
+				bare := measure(b, p, "bare", v.rate)
+				p.end()
+				a := startAgent(b, newPlace(b))
+				a.join(b, etcd, cluster.Name)
+				a.await(b, "listed", 1)
+				sameAsEtcd(b, etcd, a, cluster)
+				settle(b)
+				l := measure(b, a.process, "weft", v.rate)
+				sameAsEtcd(b, etcd, a, cluster)
+				a.end()
 				what := fmt.Sprintf("propagation at %d changes/s", v.rate)
 				measured(b, "p50-us", float64(l.P50.Microseconds()), goal{what: what + ", p50", unit: "µs", atMost: v.p50})
 				measured(b, "p99-us", float64(l.P99.Microseconds()), goal{what: what + ", p99", unit: "µs", atMost: v.p99})
 				b.ReportMetric(100*l.CPU.Seconds()/(span+time.Second).Seconds(), "cpu-percent")
-				b.ReportMetric(rate, "changes/s")
+				measured(b, "x-p99", l.P99.Seconds()/bare.P99.Seconds(), goal{what: what + ", p99 / bare writer's"})
+				b.ReportMetric(float64(bare.P50.Microseconds()), "bare-p50-us")
+				b.ReportMetric(float64(bare.P99.Microseconds()), "bare-p99-us")
+				b.ReportMetric(float64(l.Wake.Microseconds()), "wake-p99-us")
 			}
 			b.ReportMetric(0, "ns/op")
 		})
 	}
-	sameAsEtcd(b, etcd, a, cluster)
 }
 
 // BenchmarkBurst measures how long 100k puts of new workloads, and their 100k deletions, take until all are in the kernel,
