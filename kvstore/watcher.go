@@ -164,16 +164,21 @@ func (w *Watcher) Status() WatcherStatus {
 // What the consumer has not taken when ctx ends, it gets from the next Run, or
 // from Drain.
 func (w *Watcher) Run(ctx context.Context, c *Client) error {
-	delivering, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	w.out.begin()
 	tasks.Go(w.out.run)
-	tasks.Go(func() {
-		<-delivering.Done()
+	defer tasks.Wait()
+	defer w.out.stop()
+	stopped := make(chan struct{})
+	end := context.AfterFunc(ctx, func() {
+		defer close(stopped)
 		w.out.stop()
 	})
-	defer tasks.Wait()
-	defer cancel()
+	defer func() {
+		if !end() {
+			<-stopped // or it would stop the next run
+		}
+	}()
 	err := w.followAlways(ctx, c)
 	w.out.flush()
 	return err

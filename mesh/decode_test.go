@@ -203,9 +203,11 @@ func TestNodeUpdate(t *testing.T) {
 
 // In a batch, what a node newly claims comes before what it no longer does.
 func TestNodeAddsBeforeDeletes(t *testing.T) {
-	d := &nodes{}
+	d := &nodes{known: map[string][]claimKey{
+		"n": {{netip.MustParsePrefix("10.0.0.0/24"), false}, {netip.MustParsePrefix("10.0.1.0/24"), false}},
+	}}
 	claim := func(prefix string) ipcache.Claim { return ipcache.Claim{Prefix: netip.MustParsePrefix(prefix)} }
-	d.replace([]ipcache.Claim{claim("10.0.0.0/24"), claim("10.0.1.0/24")}, []ipcache.Claim{claim("10.0.1.0/24"), claim("10.0.2.0/24")})
+	d.replace("n", []ipcache.Claim{claim("10.0.1.0/24"), claim("10.0.2.0/24")})
 	var got []string
 	for _, op := range *d.batch.ops {
 		got = append(got, fmt.Sprint(op.Delete, " ", op.Claim.Prefix))

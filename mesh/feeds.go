@@ -44,7 +44,7 @@ func (r *remote) newFeeds(id identity.ClusterID, cached bool) *feeds {
 	fs.nodes = feed("node", prefixes.nodes, &nodes{
 		table: cfg.Nodes, ips: cfg.IPs, layout: cfg.Layout, cluster: id, name: r.name, local: local, remote: !r.own,
 		source: source, dualStack: cfg.DualStack, underlay6: cfg.Underlay6, prefer: cfg.Preferences.Of(r.name),
-		known: make(map[string][]ipcache.Claim),
+		known: make(map[string][]claimKey),
 	})
 	fs.services = feed("service", prefixes.services, &services{table: cfg.Services, cluster: id, name: r.name})
 	fs.ips = feed("ip", prefixes.ips, &ips{

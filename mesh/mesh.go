@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -171,6 +172,9 @@ func (m *Mesh) Run(ctx context.Context) error {
 	m.awaitListed(ctx)
 	if ctx.Err() == nil {
 		close(m.ready)
+		// The first lists needed memory that what follows does not: with hundreds of clusters, more than all that they
+		// brought.
+		debug.FreeOSMemory()
 		<-ctx.Done()
 	}
 	return nil

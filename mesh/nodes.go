@@ -4,6 +4,7 @@ package mesh
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/weftmesh/weft/identity"
@@ -26,7 +27,7 @@ type nodes struct {
 	remote    bool // the cluster is not our own
 	prefer    node.Preference
 
-	known map[string][]ipcache.Claim // by node
+	known map[string][]claimKey // by node
 	batch batch
 }
 
@@ -45,37 +46,41 @@ func (d *nodes) upsert(key, value []byte, revision int64) error {
 	}
 	n.Preference = d.prefer
 	claims := d.claims(n, revision)
-	d.replace(d.known[n.Name], claims)
-	d.known[n.Name] = claims
+	d.known[n.Name] = d.replace(n.Name, claims)
 	d.table.Upsert(n)
 	return nil
 }
 
 func (d *nodes) remove(key []byte) {
-	claims, ok := d.known[string(key)]
-	if !ok {
+	if _, ok := d.known[string(key)]; !ok {
 		return
 	}
 	d.table.Delete(d.name, string(key))
-	d.replace(claims, nil)
+	d.replace(string(key), nil)
 	delete(d.known, string(key))
 }
 
 func (d *nodes) flush(arrived time.Time) { d.batch.apply(d.ips, arrival(d.cluster, arrived)) }
 
 // replace adds to the batch what turns the claims of one node into others: first what is claimed now, then what no longer
-// is, so that no address is without an owner in between.
-func (d *nodes) replace(old, claims []ipcache.Claim) {
-	stays := make(map[claimKey]bool, len(claims))
-	for _, c := range claims {
-		stays[keyOf(c)] = true
+// is, so that no address is without an owner in between. It returns what is claimed now.
+func (d *nodes) replace(node string, claims []ipcache.Claim) []claimKey {
+	now := make([]claimKey, len(claims))
+	for i, c := range claims {
+		now[i] = keyOf(c)
 		d.batch.add(ipcache.Op{Claim: c})
 	}
-	for _, c := range old {
-		if !stays[keyOf(c)] {
-			d.batch.add(ipcache.Op{Delete: true, Claim: c})
+	for _, k := range d.known[node] {
+		if !slices.Contains(now, k) {
+			d.batch.add(ipcache.Op{Delete: true, Claim: ipcache.Claim{Prefix: k.prefix, CIDR: k.cidr, Owner: d.owner(node)}})
 		}
 	}
+	return now
+}
+
+// owner is who makes the claims of a node.
+func (d *nodes) owner(node string) ipcache.Owner {
+	return ipcache.Owner{Cluster: d.cluster, Source: d.source, Object: "node/" + node}
 }
 
 // claimKey tells the claims of one owner apart.
@@ -91,7 +96,7 @@ func (d *nodes) claims(n node.Node, revision int64) []ipcache.Claim {
 	var (
 		claims []ipcache.Claim
 		seen   = make(map[claimKey]bool)
-		owner  = ipcache.Owner{Cluster: d.cluster, Source: d.source, Object: "node/" + n.Name}
+		owner  = d.owner(n.Name)
 		host   = n.IP(d.underlay6)
 	)
 	add := func(prefix netip.Prefix, cidr bool, entry ipcache.Entry) {

@@ -80,12 +80,12 @@ func startAgent(b *testing.B, place agentPlace) *agent {
 	return a
 }
 
-// join gives the agent the config of a cluster, and returns when that was.
-func (a *agent) join(b *testing.B, etcd *server, cluster string) time.Duration {
+// join gives an agent there the config of a cluster, and returns when that was.
+func (p agentPlace) join(b *testing.B, etcd *server, cluster string) time.Duration {
 	b.Helper()
 	at := clock()
 	config := fmt.Appendf(nil, "endpoints:\n- %s\n", etcd.endpoint)
-	if err := os.WriteFile(filepath.Join(a.place.Dir, cluster), config, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(p.Dir, cluster), config, 0o600); err != nil {
 		b.Fatal(err)
 	}
 	return at

@@ -158,7 +158,7 @@ func BenchmarkPropagation(b *testing.B) {
 				bare := measure(b, p, "bare", v.rate)
 				p.end()
 				a := startAgent(b, newPlace(b))
-				a.join(b, etcd, cluster.Name)
+				a.place.join(b, etcd, cluster.Name)
 				a.await(b, "listed", 1)
 				sameAsEtcd(b, etcd, a, cluster)
 				settle(b)
@@ -190,7 +190,7 @@ func BenchmarkBurst(b *testing.B) {
 	etcd.fill(b, cluster)
 	plain := dial(b, etcd.endpoint)
 	a := startAgent(b, newPlace(b))
-	a.join(b, etcd, cluster.Name)
+	a.place.join(b, etcd, cluster.Name)
 	f := a.await(b, "written", cluster.Entries())
 	for _, v := range []struct {
 		do, name, await string
@@ -236,7 +236,7 @@ func BenchmarkChurn(b *testing.B) {
 	etcd := startServer(b)
 	etcd.fill(b, cluster)
 	a := startAgent(b, newPlace(b))
-	a.join(b, etcd, cluster.Name)
+	a.place.join(b, etcd, cluster.Name)
 	a.await(b, "written", cluster.Entries())
 	churn := func(span time.Duration) int {
 		etcd.order(b, order{Do: "churn", Cluster: &cluster, Rate: rate, Span: span})
