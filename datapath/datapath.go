@@ -33,7 +33,8 @@ type Config struct {
 	// the programs then keeps them as long as it exists, so that a default route which goes and comes opens no gap.
 	Devices     []string
 	RoutingMode RoutingMode
-	// MaxEntries is the size of the ipcache map; 0: DefaultMaxEntries. It must be that of a map that is pinned already.
+	// MaxEntries is the size of the ipcache map; 0: DefaultMaxEntries. A map of another size that is pinned already is
+	// replaced by one of this size with its content.
 	MaxEntries uint32
 	// ClusterName and NodeName name this node among those of Nodes.
 	ClusterName, NodeName string
@@ -174,7 +175,7 @@ func (d *Datapath) load(dir *pinDir) (mapSet, []program, error) {
 		return nil, nil, fmt.Errorf("read embedded programs: %w", err)
 	}
 	spec.Maps[bpf.MapIPCache].MaxEntries = d.cfg.MaxEntries
-	maps, err := openMaps(dir, spec.Maps)
+	maps, err := openMaps(dir, spec.Maps, d.cfg.Log)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -28,7 +30,7 @@ type mapSet map[string]*ebpf.Map
 
 // openMaps opens the pin of every map in specs, or makes the map and pins it. An error wraps [ErrIncompatible] if a pin
 // holds something else than its spec says.
-func openMaps(dir *pinDir, specs map[string]*ebpf.MapSpec) (_ mapSet, err error) {
+func openMaps(dir *pinDir, specs map[string]*ebpf.MapSpec, log *slog.Logger) (_ mapSet, err error) {
 	set := mapSet{}
 	defer func() {
 		if err != nil {
@@ -40,7 +42,10 @@ func openMaps(dir *pinDir, specs map[string]*ebpf.MapSpec) (_ mapSet, err error)
 		if !ok {
 			return nil, fmt.Errorf("map %s has no pin", name)
 		}
-		m, err := openMap(dir.file(pin), spec)
+		if err := removePin(dir.file(pin) + pinNewSuffix); err != nil { // of an agent that died while it made one
+			return nil, err
+		}
+		m, err := openMap(dir.file(pin), spec, log)
 		if err != nil {
 			return nil, err
 		}
@@ -73,9 +78,9 @@ func (s mapSet) repin(dir *pinDir) error {
 	return errors.Join(errs...)
 }
 
-// openMap opens the map that is pinned at path, or makes and pins it. Nothing is ever replaced: the programs of a running
-// node read the pinned map.
-func openMap(path string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+// openMap opens the map that is pinned at path, or makes and pins it. One of another size or layout is replaced in such a
+// way that the programs of a running node always have one to read: see migrate.go.
+func openMap(path string, spec *ebpf.MapSpec, log *slog.Logger) (*ebpf.Map, error) {
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -87,11 +92,18 @@ func openMap(path string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 		}
 		return nil, explain("open map "+path, err)
 	}
-	if err := compatible(path, m, spec); err != nil {
-		_ = m.Close()
+	differs := spec.Compatible(m)
+	if differs == nil {
+		return m, nil
+	}
+	defer m.Close()
+	began := time.Now()
+	fresh, err := migrate(path, m, spec)
+	if err != nil {
 		return nil, err
 	}
-	return m, nil
+	log.Info("map made anew with its content", "pin", path, "because", differs, "took", time.Since(began))
+	return fresh, nil
 }
 
 func createMap(path string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
@@ -104,23 +116,6 @@ func createMap(path string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 		return nil, explain("pin map at "+path, err)
 	}
 	return m, nil
-}
-
-// compatible compares a pinned map with its spec.
-func compatible(path string, m *ebpf.Map, spec *ebpf.MapSpec) error {
-	err := spec.Compatible(m)
-	if err == nil {
-		return nil
-	}
-	sized := spec.Copy()
-	sized.MaxEntries = m.MaxEntries()
-	if spec.Name == bpf.MapIPCache && sized.Compatible(m) == nil {
-		return fmt.Errorf("%w: %s was made for %d entries and %d are configured: keep it with --max-ipcache-entries %d, "+
-			"or stop weft, remove %[2]s and start again with an empty map", ErrIncompatible, path, m.MaxEntries(),
-			spec.MaxEntries, m.MaxEntries())
-	}
-	return fmt.Errorf("%w: %s is another map than this version of weft makes (%w): stop weft, remove %[2]s and start again",
-		ErrIncompatible, path, err)
 }
 
 // prefixMap is what the reconciler needs of the kernel's map.

@@ -27,6 +27,8 @@ func benchAddr(i int) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
+func benchKey(i int) bpf.IPCacheKey { return bpf.MakeIPCacheKey(netip.PrefixFrom(benchAddr(i), 32)) }
+
 func benchMap(b *testing.B) *kernelMap {
 	b.Helper()
 	testutil.RequireRoot(b)

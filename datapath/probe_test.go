@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weftmesh/weft/bpf"
+	"github.com/weftmesh/weft/identity"
+)
+
+// probe is a stream of a thousand packets a second from the peer to the host.
+type probe struct {
+	h              *testHost
+	sent, received atomic.Uint64
+	stop           func()
+}
+
+// startProbe sends until stop, which waits for what is under way.
+func (h *testHost) startProbe() *probe {
+	h.t.Helper()
+	p := &probe{h: h}
+	var (
+		in  *net.UDPConn
+		out net.Conn
+		err error
+	)
+	h.ns.Do(h.t, func() { in, err = net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(172, 18, 1, 1), Port: 7777}) })
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.peer.Do(h.t, func() { out, err = net.Dial("udp", "172.18.1.1:7777") })
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+			}
+			if _, err := out.Write([]byte("probe")); err == nil {
+				p.sent.Add(1)
+			}
+		}
+	})
+	tasks.Go(func() {
+		buf := make([]byte, 64)
+		for {
+			if _, err := in.Read(buf); err != nil {
+				return
+			}
+			p.received.Add(1)
+		}
+	})
+	p.stop = sync.OnceFunc(func() {
+		close(done)
+		for deadline := time.Now().Add(patience); p.received.Load() < p.sent.Load() && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
+		in.Close()
+		out.Close()
+		tasks.Wait()
+	})
+	h.t.Cleanup(p.stop)
+	return p
+}
+
+// wait lets n more packets pass.
+func (p *probe) wait(n uint64) {
+	p.h.t.Helper()
+	until := p.received.Load() + n
+	for deadline := time.Now().Add(patience); p.received.Load() < until; {
+		if time.Now().After(deadline) {
+			p.h.t.Fatalf("%d packets were sent and %d came", p.sent.Load(), p.received.Load())
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// seen sums the packets that the program on ingress saw, by identity; 0 is what it did not identify, ARP left out.
+func (h *testHost) seen(t testing.TB) map[identity.ID]uint64 {
+	t.Helper()
+	counters, err := OpenCounters(h.cfg.BPFFS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer counters.Close()
+	list, err := counters.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sums := map[identity.ID]uint64{}
+	for _, c := range list {
+		switch {
+		case c.Direction != bpf.Ingress || c.Verdict == bpf.NotIP:
+		case c.Verdict == bpf.Identified:
+			sums[c.Identity] += c.Packets
+		default:
+			sums[0] += c.Packets
+		}
+	}
+	return sums
+}
+
+// check ends the probe: each packet came, and the program saw each with the identity.
+func (p *probe) check(before map[identity.ID]uint64, id identity.ID) {
+	p.h.t.Helper()
+	p.stop()
+	after := p.h.seen(p.h.t)
+	sent, received := p.sent.Load(), p.received.Load()
+	identified, not := after[id]-before[id], after[0]-before[0]
+	p.h.t.Logf("%d packets sent, %d received, %d identified, %d not", sent, received, identified, not)
+	if sent == 0 || received != sent || identified != sent || not != 0 {
+		p.h.t.Errorf("%d packets sent, %d received, %d identified as %d, %d not: want all and none", sent, received, identified, id, not)
+	}
+}
