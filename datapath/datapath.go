@@ -56,6 +56,8 @@ type Config struct {
 	// claims may be pruned; for id 0, whether that holds for every cluster. It is called from several goroutines.
 	Listed func(identity.ClusterID) bool
 	Log    *slog.Logger
+
+	withoutTCX bool // as on a kernel that has none
 }
 
 // validate fills in the defaults.
@@ -122,9 +124,6 @@ func (d *Datapath) Run(ctx context.Context) error {
 	if err := checkPrivileges(); err != nil {
 		return err
 	}
-	if err := checkKernel(); err != nil {
-		return err
-	}
 	dir, err := openPinDir(d.cfg.BPFFS)
 	if err != nil {
 		return err
@@ -141,6 +140,8 @@ func (d *Datapath) Run(ctx context.Context) error {
 		return err
 	}
 	defer h.Close()
+	attacher := d.attacher(dir, programs, h)
+	defer attacher.Close()
 
 	reconciler := newReconciler(&d.cfg, &kernelMap{m: maps[bpf.MapIPCache]})
 	d.mu.Lock()
@@ -162,10 +163,19 @@ func (d *Datapath) Run(ctx context.Context) error {
 		dir:      dir,
 		maps:     maps,
 		host:     h,
-		attacher: &attacher{dir: dir, programs: programs},
+		programs: programs,
+		attacher: attacher,
 		achieved: sync.OnceFunc(d.achieved),
 	}
 	return k.run(ctx)
+}
+
+// attacher is the one that the kernel has the hooks for.
+func (d *Datapath) attacher(dir *pinDir, programs []program, h *host) attacher {
+	if d.cfg.withoutTCX || !hasTCX() {
+		return &filterAttacher{dir: dir, programs: programs, host: h}
+	}
+	return &tcxAttacher{dir: dir, programs: programs}
 }
 
 // load opens or makes the maps and programs, and tells the programs their settings before any of them runs.

@@ -318,8 +318,7 @@ func TestDevicesAreChosen(t *testing.T) {
 
 func TestNamedDevices(t *testing.T) {
 	existing := []device{{"eth0", 2, true}, {"wg0", 3, false}, {"eth0.1", 4, true}, {"eth0-1", 5, true}}
-	a := &attacher{dir: &pinDir{path: "/x"}, programs: []program{{Program: bpf.Programs[0]}}}
-	states, jobs := a.plan(namedDevices([]string{"eth0.1", "eth0-1", "wg0", "eth0", "eth7", "eth0"}, existing))
+	states, jobs := plan(&pinDir{path: "/x"}, []program{{Program: bpf.Programs[0]}}, namedDevices([]string{"eth0.1", "eth0-1", "wg0", "eth0", "eth7", "eth0"}, existing))
 	var got []string
 	for _, s := range states {
 		got = append(got, fmt.Sprintf("%s %d %t", s.Name, s.IfIndex, s.Error == ""))

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,8 +25,8 @@ var (
 	ErrKernel = errors.New("kernel feature missing")
 )
 
-// minKernel is the first Linux with all that the datapath uses; tcx is the youngest of it.
-const minKernel = "6.6"
+// minKernel is the first Linux with all that the datapath needs. Where tcx is missing, before 6.6, filters of tc serve.
+const minKernel = "5.10"
 
 // howToGetPrivileges ends the sentences about missing capabilities.
 const howToGetPrivileges = "run weft as root, or with AmbientCapabilities=CAP_BPF CAP_NET_ADMIN"
@@ -42,17 +40,6 @@ func checkPrivileges() error {
 		return fmt.Errorf("read capabilities: %w", err)
 	}
 	return missingCapabilities(uint64(data[0].Effective) | uint64(data[1].Effective)<<32)
-}
-
-// checkKernel returns an [ErrKernel] where the kernel has no tcx hooks, before anything is made that nobody would run.
-func checkKernel() error {
-	// A kernel that knows the hooks looks for the device first.
-	const noDevice = math.MaxInt32
-	_, err := link.QueryPrograms(link.QueryOptions{Target: noDevice, Attach: ebpf.AttachTCXIngress})
-	if errors.Is(err, unix.ENODEV) {
-		return nil
-	}
-	return fmt.Errorf("%w: tcx hooks: weft needs Linux %s or newer, this is %s", ErrKernel, minKernel, kernelRelease())
 }
 
 // missingCapabilities judges a set of effective capabilities, bit n for capability n.

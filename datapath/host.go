@@ -219,7 +219,7 @@ func dump(doing string, list func() error) error {
 // watchBuffer is the receive buffer of the watch, in bytes. What overruns it is not lost: an overrun is a change.
 const watchBuffer = 1 << 20
 
-// watch is a netlink socket that hears of changes of links, addresses and routes.
+// watch is a netlink socket that hears of changes of links, addresses, routes, qdiscs and filters.
 type watch struct {
 	socket *nl.NetlinkSocket
 }
@@ -227,7 +227,7 @@ type watch struct {
 // openWatch opens the network namespace of the calling thread.
 func openWatch() (*watch, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_TC)
 	if err != nil {
 		return nil, explain("subscribe to netlink events", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +16,8 @@ import (
 const (
 	// checkInterval is how often devices, routes and pins are looked at when nothing tells of a change.
 	checkInterval = 30 * time.Second
+	// glanceInterval is how often that of which the kernel tells nobody is glanced at: pins, and links that are detached.
+	glanceInterval = time.Second
 	// troubleInterval is the same while something is not as wanted.
 	troubleInterval = 5 * time.Second
 	// pruneInterval is the same while routes wait for their sources to be heard completely.
@@ -31,7 +34,8 @@ type keeper struct {
 	dir      *pinDir
 	maps     mapSet
 	host     *host
-	attacher *attacher
+	programs []program
+	attacher attacher
 	achieved func()
 
 	swept bool // with routing mode none: old routes of ours are gone
@@ -70,12 +74,7 @@ func (k *keeper) run(ctx context.Context) error {
 		}
 		pause := min(max(settleTime, 4*time.Since(began)), settleMax)
 		timer.Reset(next)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		case <-nodes:
-		case <-changed:
-		case err := <-broken:
+		if err := k.wait(ctx, signals{timer.C, nodes, changed, broken}); err != nil {
 			k.datapath.cfg.Log.Warn("netlink subscription broke, will subscribe again", "err", err)
 			stop()
 			stop = nil
@@ -87,6 +86,52 @@ func (k *keeper) run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// signals are what ends the wait for the next check.
+type signals struct {
+	due            <-chan time.Time
+	nodes, changed <-chan struct{}
+	broken         <-chan error
+}
+
+// wait returns when there may be something to do, with the error that broke the subscription, if that is it.
+func (k *keeper) wait(ctx context.Context, on signals) error {
+	glance := time.NewTicker(glanceInterval)
+	defer glance.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-on.due:
+			return nil
+		case <-on.nodes:
+			return nil
+		case <-on.changed:
+			return nil
+		case err := <-on.broken:
+			return err
+		case <-glance.C:
+			if !k.intact() {
+				return nil
+			}
+		}
+	}
+}
+
+// intact glances at what the kernel tells nobody about.
+func (k *keeper) intact() bool {
+	for name := range k.maps {
+		if _, err := os.Lstat(k.dir.file(pins[name])); err != nil {
+			return false
+		}
+	}
+	for _, p := range k.programs {
+		if _, err := os.Lstat(k.dir.file(pinProgramsDir, p.Name)); err != nil {
+			return false
+		}
+	}
+	return k.attacher.intact()
 }
 
 // startWatch subscribes to changes in the network namespace of the calling thread. stop ends the subscription and waits
@@ -115,7 +160,7 @@ func startWatch(ctx context.Context, changed chan<- struct{}, broken chan<- erro
 // all that belongs to no device or route, and stands in the status too, as does watchErr.
 func (k *keeper) check(watchErr error) (time.Duration, error) {
 	cfg := &k.datapath.cfg
-	errs := []error{watchErr, k.maps.repin(k.dir)}
+	errs := []error{watchErr, k.maps.repin(k.dir), repinPrograms(k.dir, k.programs)}
 	existing, err := k.host.devices()
 	if err != nil {
 		errs = append(errs, err)
@@ -167,18 +212,34 @@ func (k *keeper) routes(pick func(netip.Prefix) bool) ([]kernelRoute, map[int]bo
 	return k.host.routes(pick)
 }
 
-// checkDevices gives the devices their programs.
-func (k *keeper) checkDevices(existing []device, defaults map[int]bool) ([]DeviceStatus, error) {
+// choose says which devices are to have programs, and which keep those that they have.
+func (k *keeper) choose(existing []device, defaults map[int]bool) (wanted, sticky []device, err error) {
 	cfg := &k.datapath.cfg
 	if len(cfg.Devices) > 0 {
-		return k.attacher.sync(namedDevices(cfg.Devices, existing), nil)
+		return namedDevices(cfg.Devices, existing), nil, nil
 	}
 	addresses, err := k.host.addresses()
-	devices, attachErr := k.attacher.sync(uplinks(existing, defaults, addresses, cfg.NodeIPs), existing)
+	return uplinks(existing, defaults, addresses, cfg.NodeIPs), existing, err
+}
+
+// checkDevices gives the devices their programs.
+func (k *keeper) checkDevices(existing []device, defaults map[int]bool) ([]DeviceStatus, error) {
+	wanted, sticky, err := k.choose(existing, defaults)
+	devices, attachErr := k.attacher.sync(wanted, sticky)
 	if len(devices) == 0 && err == nil && attachErr == nil {
 		err = errors.New("no Ethernet device has a default route or an address of this node: name one with --devices")
 	}
+	if attachErr == nil && allAttached(devices) {
+		attachErr = dropReplaced(k.dir, k.programs)
+	}
 	return devices, errors.Join(err, attachErr)
+}
+
+// allAttached reports whether every device that exists runs the present programs.
+func allAttached(devices []DeviceStatus) bool {
+	return !slices.ContainsFunc(devices, func(d DeviceStatus) bool {
+		return slices.ContainsFunc(d.Programs, func(p ProgramStatus) bool { return !p.Attached })
+	})
 }
 
 // checkRoutes makes the kernel's routes equal the claims. waiting: some of ours that nobody claims may not go yet.

@@ -23,6 +23,7 @@ const (
 	pinConfig      = "config"
 	pinProgramsDir = "programs"
 	pinLinksDir    = "links"
+	pinQdiscsDir   = "qdiscs" // directories named by the index of a device whose clsact qdisc weft made
 )
 
 // pinDir is the locked directory of this agent's pins. Close releases the lock and leaves the pins.
@@ -57,7 +58,7 @@ func openPinDir(bpffs string) (_ *pinDir, err error) {
 		}
 		return nil, fmt.Errorf("lock %s: %w", p.path, err)
 	}
-	for _, sub := range []string{pinProgramsDir, pinLinksDir} {
+	for _, sub := range []string{pinProgramsDir, pinLinksDir, pinQdiscsDir} {
 		if err := ownDirectory(filepath.Join(p.path, sub)); err != nil {
 			return nil, err
 		}

@@ -80,6 +80,9 @@ func adoptProgram(path string, fresh *ebpf.Program) (*ebpf.Program, error) {
 		if err == nil && equal {
 			return pinned, nil
 		}
+		if err == nil {
+			err = keepReplaced(path, pinned)
+		}
 		_ = pinned.Close()
 		if err != nil {
 			return nil, fmt.Errorf("compare with pinned program %s: %w", path, err)
@@ -102,6 +105,55 @@ func adoptProgram(path string, fresh *ebpf.Program) (*ebpf.Program, error) {
 		return nil, explain("move program pin to "+path, err)
 	}
 	return handle, nil
+}
+
+// keepReplaced pins a program that is about to lose its pin under another name: while hooks still run it, it proves that
+// they are ours. See dropReplaced.
+func keepReplaced(path string, p *ebpf.Program) error {
+	info, err := p.Info()
+	if err != nil {
+		return err
+	}
+	id, _ := info.ID()
+	second, err := p.Clone()
+	if err != nil {
+		return err
+	}
+	defer second.Close()
+	if err := second.Pin(fmt.Sprintf("%s-%d", path, id)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// dropReplaced removes the pins of programs that no hook runs any more: all but those of the present programs.
+func dropReplaced(dir *pinDir, programs []program) error {
+	files, err := os.ReadDir(dir.file(pinProgramsDir))
+	if err != nil {
+		return explain("list pinned programs", err)
+	}
+	var errs []error
+	for _, file := range files {
+		if !slices.ContainsFunc(programs, func(p program) bool { return p.Name == file.Name() }) {
+			errs = append(errs, removePin(dir.file(pinProgramsDir, file.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// repinPrograms puts back the pins that somebody removed.
+func repinPrograms(dir *pinDir, programs []program) error {
+	var errs []error
+	for _, p := range programs {
+		path := dir.file(pinProgramsDir, p.Name)
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := errors.Join(p.handle.Unpin(), p.handle.Pin(path)); err != nil {
+			errs = append(errs, explain("put back pin "+path, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // equalPrograms compares the code, by the kernel's digest of it, and the maps that it works on.

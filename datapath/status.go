@@ -36,7 +36,8 @@ type DeviceStatus struct {
 type ProgramStatus struct {
 	Name      string `json:"name"`
 	Direction string `json:"direction"` // "ingress" or "egress"
-	// LinkID and ProgramID are the kernel's; 0 while the program is not attached.
+	Attached  bool   `json:"attached"`
+	// LinkID and ProgramID are the kernel's; 0 while the program is not attached. Filters of tc have no link.
 	LinkID    uint32 `json:"linkID,omitempty"`
 	ProgramID uint32 `json:"programID,omitempty"`
 	Error     string `json:"error,omitempty"`

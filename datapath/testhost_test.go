@@ -51,6 +51,7 @@ func newTestHost(t *testing.T) *testHost {
 		ClusterName: "east", NodeName: "east-1",
 		NodeIPs:       []netip.Addr{netip.MustParseAddr("172.18.1.1"), netip.MustParseAddr("fd00:18:1::1")},
 		LocalPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.1.0/24")},
+		DualStack:     true,
 		Layout:        testLayout(t), IPs: ipcache.New(), Nodes: node.NewTable(), Log: slog.New(slog.DiscardHandler),
 		Listed: func(id identity.ClusterID) bool {
 			h.mu.Lock()

@@ -132,7 +132,7 @@ func (a *agent) datapathStatus() api.Datapath {
 func makeDevice(d *datapath.DeviceStatus) api.Device {
 	shown := api.Device{Name: d.Name, Index: d.IfIndex, Programs: []api.DeviceProgram{}, Error: d.Error}
 	for _, p := range d.Programs {
-		shown.Programs = append(shown.Programs, api.DeviceProgram{Name: p.Name, Attached: p.LinkID != 0, Error: p.Error})
+		shown.Programs = append(shown.Programs, api.DeviceProgram{Name: p.Name, Attached: p.Attached, Error: p.Error})
 	}
 	return shown
 }

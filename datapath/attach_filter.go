@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Filters of ours have a priority and a handle of their own: several products at priority 1 have taken one another's
+// filters for theirs.
+const (
+	filterPriority = 119
+	filterHandle   = 119
+)
+
+// filterAttacher attaches by clsact filters, on kernels before 6.6, which have no tcx. A filter is ours if it stands at
+// our priority and handle, has the name of a program of ours, and runs one that is pinned or equals one. A filter is
+// only ever replaced in place, in one step; the qdisc is removed only if this attacher made it and nobody else uses it.
+type filterAttacher struct {
+	dir      *pinDir
+	programs []program
+	host     *host
+}
+
+var _ attacher = (*filterAttacher)(nil)
+
+func (a *filterAttacher) Close() {}
+
+// intact is true: the kernel tells of changes of filters.
+func (a *filterAttacher) intact() bool { return true }
+
+// filterSet is what stands at our place of each hook.
+type filterSet struct {
+	ours    map[hook]*netlink.BpfFilter
+	foreign map[hook]string // described
+}
+
+// parentOf is the half of the qdisc where the filters of a direction stand.
+func parentOf(at ebpf.AttachType) uint32 {
+	if at == ebpf.AttachTCXEgress {
+		return netlink.HANDLE_MIN_EGRESS
+	}
+	return netlink.HANDLE_MIN_INGRESS
+}
+
+// filters lists what stands at our place on the devices.
+func (a *filterAttacher) filters(devices []device) (filterSet, error) {
+	set := filterSet{ours: map[hook]*netlink.BpfFilter{}, foreign: map[hook]string{}}
+	proof, err := newProgramProof(a.dir, a.programs)
+	if err != nil {
+		return set, err
+	}
+	for _, dev := range devices {
+		if dev.Index == 0 {
+			continue
+		}
+		for _, p := range a.programs {
+			at := hook{dev.Index, p.Attach}
+			list, err := a.host.filters(dev.Index, parentOf(p.Attach))
+			if err != nil {
+				return set, err
+			}
+			for _, f := range list {
+				attrs := f.Attrs()
+				b, isBPF := f.(*netlink.BpfFilter)
+				switch {
+				case attrs.Priority != filterPriority:
+				case isBPF && attrs.Handle == filterHandle && proof.has(b):
+					set.ours[at] = b
+				case !isBPF || attrs.Handle == filterHandle:
+					set.foreign[at] = fmt.Sprintf("a filter of type %s", f.Type())
+				}
+			}
+		}
+	}
+	return set, nil
+}
+
+func (a *filterAttacher) sync(wanted, sticky []device) ([]DeviceStatus, error) {
+	everywhere := slices.Concat(wanted, sticky)
+	set, err := a.filters(everywhere)
+	if err != nil {
+		return nil, err
+	}
+	wanted = withSticky(wanted, sticky, a.programs, func(at hook) bool { return set.ours[at] != nil })
+	all, jobs := plan(a.dir, a.programs, wanted)
+	var errs []error
+	used := map[hook]bool{}
+	for _, job := range jobs {
+		used[job.hook] = true
+		if err := a.attach(job, set); err != nil {
+			job.status.Error = err.Error()
+			errs = append(errs, unrecoverable(err))
+		}
+	}
+	existing, err := a.host.devices()
+	if err != nil {
+		return all, errors.Join(append(errs, err)...)
+	}
+	if set, err = a.filters(existing); err != nil {
+		return all, errors.Join(append(errs, err)...)
+	}
+	for at, f := range set.ours {
+		if !used[at] {
+			errs = append(errs, a.host.removeFilter(f))
+		}
+	}
+	return all, errors.Join(append(errs, a.releaseQdiscs(used))...)
+}
+
+// attach makes a hook run its program.
+func (a *filterAttacher) attach(job attachment, set filterSet) error {
+	if what := set.foreign[job.hook]; what != "" {
+		return fmt.Errorf("attach %s: %s of another owner is at priority %d: remove it", job.Name, what, filterPriority)
+	}
+	if f := set.ours[job.hook]; f == nil || f.Id != int(job.ID) || !f.DirectAction {
+		if f == nil {
+			if err := a.addQdisc(job.IfIndex); err != nil {
+				return explain("attach "+job.Name, err)
+			}
+		}
+		if err := a.host.setFilter(job); err != nil {
+			return explain("attach "+job.Name, err)
+		}
+	}
+	job.status.Attached, job.status.ProgramID = true, uint32(job.ID)
+	return nil
+}
+
+func (a *filterAttacher) compare(wanted, sticky []device) ([]Difference, error) {
+	set, err := a.filters(slices.Concat(wanted, sticky))
+	if err != nil {
+		return nil, err
+	}
+	wanted = withSticky(wanted, sticky, a.programs, func(at hook) bool { return set.ours[at] != nil })
+	states, jobs := plan(a.dir, a.programs, wanted)
+	found := unplannable(states)
+	for _, job := range jobs {
+		d := Difference{Kind: KindLink, Object: job.device + " " + job.Name, Want: fmt.Sprintf("program %d", job.ID)}
+		switch f := set.ours[job.hook]; {
+		case set.foreign[job.hook] != "":
+			d.Have = set.foreign[job.hook] + " of another owner"
+		case f == nil:
+			d.Have = "not attached"
+		case f.Id != int(job.ID):
+			d.Have = fmt.Sprintf("program %d", f.Id)
+		default:
+			continue
+		}
+		found = append(found, d)
+	}
+	return found, nil
+}
+
+// addQdisc gives a device the qdisc that filters of both directions need, and notes that it was us.
+func (a *filterAttacher) addQdisc(index int) error {
+	kind, err := a.host.clsact(index)
+	switch {
+	case err != nil || kind == "clsact":
+		return err
+	case kind != "":
+		return fmt.Errorf("the device has a qdisc %s where clsact is needed: remove it, or leave the device out with --devices", kind)
+	}
+	mark := a.dir.file(pinQdiscsDir, strconv.Itoa(index))
+	if err := os.Mkdir(mark, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return explain("note the qdisc at "+mark, err)
+	}
+	return a.host.addClsact(index)
+}
+
+// releaseQdiscs removes the qdiscs that addQdisc made on devices that are not used any more, unless somebody else has
+// come to use them. Notes of devices that are gone go too.
+func (a *filterAttacher) releaseQdiscs(used map[hook]bool) error {
+	marks, err := os.ReadDir(a.dir.file(pinQdiscsDir))
+	if err != nil {
+		return explain("list notes of qdiscs", err)
+	}
+	var errs []error
+	for _, mark := range marks {
+		index, err := strconv.Atoi(mark.Name())
+		if err == nil && slices.ContainsFunc(a.programs, func(p program) bool { return used[hook{index, p.Attach}] }) {
+			continue
+		}
+		gone, err := a.releaseQdisc(index, err)
+		if errs = append(errs, err); gone {
+			errs = append(errs, removePin(a.dir.file(pinQdiscsDir, mark.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// releaseQdisc removes a qdisc of ours; gone is false as long as it is in use.
+func (a *filterAttacher) releaseQdisc(index int, bad error) (gone bool, err error) {
+	if bad != nil {
+		return true, nil // not a note of ours
+	}
+	kind, err := a.host.clsact(index)
+	if errors.Is(err, unix.ENODEV) || err == nil && kind != "clsact" {
+		return true, nil
+	}
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		list, err := a.host.filters(index, parent)
+		if err != nil || len(list) > 0 {
+			return false, err
+		}
+	}
+	return true, a.host.removeClsact(index)
+}
+
+// programProof tells programs of ours from others.
+type programProof struct {
+	ids  map[int]bool
+	tags map[string]string // of the programs of this version, by name
+}
+
+// newProgramProof collects what is pinned, programs of an earlier version that may still run included.
+func newProgramProof(dir *pinDir, programs []program) (programProof, error) {
+	proof := programProof{ids: map[int]bool{}, tags: map[string]string{}}
+	for _, p := range programs {
+		proof.ids[int(p.ID)] = true
+		if info, err := p.handle.Info(); err == nil {
+			proof.tags[p.Name] = info.Tag
+		}
+	}
+	files, err := os.ReadDir(dir.file(pinProgramsDir))
+	if err != nil {
+		return proof, explain("list pinned programs", err)
+	}
+	for _, file := range files {
+		p, err := ebpf.LoadPinnedProgram(dir.file(pinProgramsDir, file.Name()), nil)
+		if err != nil {
+			continue // not a program: it proves nothing
+		}
+		if info, err := p.Info(); err == nil {
+			id, _ := info.ID()
+			proof.ids[int(id)] = true
+		}
+		_ = p.Close()
+	}
+	return proof, nil
+}
+
+// has reports whether a filter is provably ours.
+func (p programProof) has(f *netlink.BpfFilter) bool {
+	tag, named := p.tags[f.Name]
+	return named && (p.ids[f.Id] || f.Tag != "" && f.Tag == tag)
+}
