@@ -26,7 +26,7 @@ import (
 // newFilterHost is a host whose agents attach by filters, as on a kernel without tcx.
 func newFilterHost(t *testing.T) *testHost {
 	h := newTestHost(t)
-	h.cfg.withoutTCX = true
+	h.filterMode, h.cfg.withoutTCX = true, true
 	return h
 }
 

@@ -23,6 +23,12 @@ import (
 // now.
 func (h *testHost) wantLinks(devices ...string) {
 	h.t.Helper()
+	if h.filterMode {
+		for _, dev := range devices {
+			h.wantFilters(dev, h.ourFilters())
+		}
+		return
+	}
 	testutil.Eventually(h.t, patience, func() error {
 		var want []string
 		for _, dev := range devices {

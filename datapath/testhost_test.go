@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
 	"sync"
@@ -26,6 +27,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// withoutTCXEnv, if it is in the environment, makes all tests that can treat the kernel as one without tcx.
+const withoutTCXEnv = "WEFT_TEST_WITHOUT_TCX"
+
 // patience bounds everything that a test waits for.
 const patience = 15 * time.Second
 
@@ -34,7 +38,9 @@ const patience = 15 * time.Second
 type testHost struct {
 	t        *testing.T
 	ns, peer *testutil.NetNS
-	cfg      Config
+	// filterMode: the kernel has no tcx, or is treated like one.
+	filterMode bool
+	cfg        Config
 
 	mu    sync.Mutex
 	heard map[identity.ClusterID]bool
@@ -46,8 +52,10 @@ func newTestHost(t *testing.T) *testHost {
 	h.ip("link add eth0 type veth peer name eth0 netns " + h.peer.Path())
 	h.setUp(h.ns, "172.18.1.1/16", "fd00:18:1::1/32")
 	h.setUp(h.peer, "172.18.2.1/16", "fd00:18:2::1/32")
+	h.filterMode = !hasTCX() || os.Getenv(withoutTCXEnv) != ""
 	h.cfg = Config{
-		BPFFS: testutil.MountBPFFS(t), Devices: []string{"eth0"}, RoutingMode: RoutingNone, MaxEntries: 10000,
+		withoutTCX: h.filterMode,
+		BPFFS:      testutil.MountBPFFS(t), Devices: []string{"eth0"}, RoutingMode: RoutingNone, MaxEntries: 10000,
 		ClusterName: "east", NodeName: "east-1",
 		NodeIPs:       []netip.Addr{netip.MustParseAddr("172.18.1.1"), netip.MustParseAddr("fd00:18:1::1")},
 		LocalPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.1.0/24")},

@@ -37,7 +37,7 @@ func TestArguments(t *testing.T) {
 }
 
 func TestSelection(t *testing.T) {
-	s := suite{pkg: "x", olderRun: "^TestOld", olderSkip: "^TestNew"}
+	s := suite{pkg: "x", olderSkip: "^TestNew"}
 	for _, tc := range []struct {
 		suite       suite
 		series, run string
@@ -45,8 +45,8 @@ func TestSelection(t *testing.T) {
 	}{
 		{s, "6.12", "TestA", "-test.run TestA"},
 		{s, "6.6", "TestA", "-test.run TestA"},
-		{s, "6.1", "TestA", "-test.run ^TestOld -test.skip ^TestNew"},
-		{suite{pkg: "x", olderSkip: "^TestNew"}, "5.10", "TestA", "-test.run TestA -test.skip ^TestNew"},
+		{s, "6.1", "TestA", "-test.run TestA -test.skip ^TestNew"},
+		{s, "5.10", "TestA", "-test.run TestA -test.skip ^TestNew"},
 		{suite{pkg: "x"}, "6.1", ".", "-test.run . -test.skip "},
 	} {
 		if got := strings.Join(tc.suite.flags(tc.series, tc.run), " "); got != tc.want {

@@ -11,7 +11,7 @@ import (
 )
 
 // wantedTools are the programs that tests start.
-var wantedTools = []string{"bpftool", "ip"}
+var wantedTools = []string{"bpftool", "ip", "tc"}
 
 // findTools returns the files of programs on the host and of the shared libraries they need, each once.
 func findTools(ctx context.Context, names ...string) ([]string, error) {
