@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
@@ -46,6 +47,8 @@ type Config struct {
 	DualStack bool
 	// Underlay6: nodes reach each other over IPv6; else over IPv4.
 	Underlay6 bool
+	// VerifyInterval is how often, at about, the whole map is compared with the table; 0: DefaultVerifyInterval.
+	VerifyInterval time.Duration
 	// FlowSample: one in so many packets becomes a [Flow]; 0: none.
 	FlowSample uint32
 	// Layout tells to which cluster an identity belongs.
@@ -72,6 +75,9 @@ func (c *Config) validate() error {
 	case c.IPs == nil || c.Nodes == nil || c.Listed == nil || c.Log == nil:
 		return errors.New("datapath: IPs, Nodes, Listed and Log are required")
 	}
+	if c.VerifyInterval == 0 {
+		c.VerifyInterval = DefaultVerifyInterval
+	}
 	if c.MaxEntries == 0 {
 		c.MaxEntries = DefaultMaxEntries
 	}
@@ -82,6 +88,9 @@ func (c *Config) validate() error {
 type Datapath struct {
 	cfg   Config
 	flows *flows
+
+	// compareMap and compareHost reach those who own the map, and devices and routes.
+	compareMap, compareHost chan comparison
 
 	ready   chan struct{}
 	unready atomic.Int32 // how many of the two conditions of ready do not hold yet
@@ -100,6 +109,9 @@ func New(cfg Config) (*Datapath, error) {
 		cfg:   cfg,
 		flows: newFlows(),
 		ready: make(chan struct{}),
+
+		compareMap: make(chan comparison), compareHost: make(chan comparison),
+
 		state: Status{PinDir: filepath.Join(cfg.BPFFS, pinDirName), RoutingMode: cfg.RoutingMode},
 	}
 	d.state.IPCache.MaxEntries = cfg.MaxEntries
@@ -144,6 +156,7 @@ func (d *Datapath) Run(ctx context.Context) error {
 	defer attacher.Close()
 
 	reconciler := newReconciler(&d.cfg, &kernelMap{m: maps[bpf.MapIPCache]})
+	reconciler.requests = d.compareMap
 	d.mu.Lock()
 	d.reconciler = reconciler
 	d.mu.Unlock()

@@ -10,7 +10,6 @@ const (
 	KindProgram = "program" // a pinned program
 	KindLink    = "link"    // a program at a hook
 	KindPin     = "pin"     // a pinned map
-	KindSetting = "setting" // what the programs are told at run time
 )
 
 // Difference is one thing in the kernel that is not as the tables and the configuration want it.

@@ -111,6 +111,9 @@ func (k *keeper) wait(ctx context.Context, on signals) error {
 			return nil
 		case err := <-on.broken:
 			return err
+		case c := <-k.datapath.compareHost:
+			report, err := k.verify(c.repair)
+			c.reply <- comparisonResult{report, err}
 		case <-glance.C:
 			if !k.intact() {
 				return nil

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -61,19 +60,12 @@ func (s mapSet) Close() {
 	}
 }
 
-// repin puts back the pins that somebody removed. The map lives on in this process and in the programs, but the next
+// repin puts back the pins that somebody removed or replaced. The map lives on in this process and in the programs, but the next
 // agent would not find it.
 func (s mapSet) repin(dir *pinDir) error {
 	var errs []error
 	for name, m := range s {
-		path := dir.file(pins[name])
-		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		// Unpin makes the library forget the path at which it believes the map to be.
-		if err := errors.Join(m.Unpin(), m.Pin(path)); err != nil {
-			errs = append(errs, explain("put back pin "+path, err))
-		}
+		errs = append(errs, putBack(dir.file(pins[name]), mapAt, m))
 	}
 	return errors.Join(errs...)
 }

@@ -141,17 +141,11 @@ func dropReplaced(dir *pinDir, programs []program) error {
 	return errors.Join(errs...)
 }
 
-// repinPrograms puts back the pins that somebody removed.
+// repinPrograms puts back the pins that somebody removed or replaced.
 func repinPrograms(dir *pinDir, programs []program) error {
 	var errs []error
 	for _, p := range programs {
-		path := dir.file(pinProgramsDir, p.Name)
-		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err := errors.Join(p.handle.Unpin(), p.handle.Pin(path)); err != nil {
-			errs = append(errs, explain("put back pin "+path, err))
-		}
+		errs = append(errs, putBack(dir.file(pinProgramsDir, p.Name), programAt, p.handle))
 	}
 	return errors.Join(errs...)
 }

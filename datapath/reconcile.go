@@ -30,8 +30,8 @@ const (
 	retryMax = 4 * time.Second
 	// listedInterval is how often the sources are asked whether what they do not claim may go.
 	listedInterval = 250 * time.Millisecond
-	// rereadInterval is how often the map is compared with the table as a whole, against changes made by others.
-	rereadInterval = 10 * time.Minute
+	// idleInterval bounds the wait for something to do.
+	idleInterval = 10 * time.Minute
 )
 
 // reconciler makes the kernel's map equal the table. It pulls what changed, so that a slow kernel makes it see fewer
@@ -43,6 +43,9 @@ type reconciler struct {
 	layout   identity.Layout
 	listed   func(identity.ClusterID) bool
 	log      *slog.Logger
+	// requests ask for a comparison of the whole map with the table, which is made by itself at about every verifyEvery.
+	requests    <-chan comparison
+	verifyEvery time.Duration
 
 	since     ipcache.Revision
 	unread    bool // the map is to be read before the next change is taken
@@ -77,20 +80,23 @@ func newReconciler(cfg *Config, kernel prefixMap) *reconciler {
 		layout:   cfg.Layout,
 		listed:   cfg.Listed,
 		log:      cfg.Log,
-		unread:   true,
-		failed:   map[bpf.IPCacheKey]struct{}{},
-		backoff:  retryMin,
-		buf:      make([]ipcache.Change, 0, reconcileChunk),
-		keys:     make([]bpf.IPCacheKey, reconcileChunk),
-		values:   make([]bpf.IPCacheValue, reconcileChunk),
-		state:    MapStatus{MaxEntries: cfg.MaxEntries},
+
+		verifyEvery: cfg.VerifyInterval,
+
+		unread:  true,
+		failed:  map[bpf.IPCacheKey]struct{}{},
+		backoff: retryMin,
+		buf:     make([]ipcache.Change, 0, reconcileChunk),
+		keys:    make([]bpf.IPCacheKey, reconcileChunk),
+		values:  make([]bpf.IPCacheValue, reconcileChunk),
+		state:   MapStatus{MaxEntries: cfg.MaxEntries},
 	}
 }
 
 // run reconciles until ctx ends. It calls done after each pass that got to the end of what the table had to say.
 func (r *reconciler) run(ctx context.Context, done func()) {
-	reread := time.NewTicker(rereadInterval)
-	defer reread.Stop()
+	verify := time.NewTimer(jittered(r.verifyEvery))
+	defer verify.Stop()
 	wait := time.NewTimer(0)
 	defer wait.Stop()
 	for ctx.Err() == nil {
@@ -111,15 +117,21 @@ func (r *reconciler) run(ctx context.Context, done func()) {
 		case <-ctx.Done():
 		case <-changed:
 		case <-wait.C:
-		case <-reread.C:
-			r.unread = true
+		case <-verify.C:
+			if _, err := r.verify(ctx, true); err != nil {
+				r.log.Warn("compare the map with the table", "err", err)
+			}
+			verify.Reset(jittered(r.verifyEvery))
+		case c := <-r.requests:
+			report, err := r.verify(ctx, c.repair)
+			c.reply <- comparisonResult{report, err}
 		}
 	}
 }
 
 // idle is how long there is nothing to do unless the table changes.
 func (r *reconciler) idle(now time.Time) time.Duration {
-	next := rereadInterval
+	next := idleInterval
 	if r.unread {
 		next = retryMax
 	}
@@ -185,12 +197,15 @@ func (r *reconciler) read() error {
 		return err
 	}
 	if len(entries) > 0 {
-		r.inherited = inherit(entries, func(v bpf.IPCacheValue) uint16 {
-			return uint16(r.layout.Cluster(identity.ID(v.Identity)))
-		})
+		r.inherited = inherit(entries, r.group)
 	}
 	r.since, r.unread = ipcache.Revision{}, false
 	return nil
+}
+
+// group is the cluster that is asked whether an entry may be pruned.
+func (r *reconciler) group(v bpf.IPCacheValue) uint16 {
+	return uint16(r.layout.Cluster(identity.ID(v.Identity)))
 }
 
 // apply writes the additions of a batch, the longest prefix first, and puts the deletions off.

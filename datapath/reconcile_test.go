@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 
 // recorder is a map in memory that writes down what is done to it and fails where it is told to.
 type recorder struct {
+	mu      sync.Mutex
 	entries map[bpf.IPCacheKey]bpf.IPCacheValue
 	max     int // entries; 0: no limit
 	refuse  func(bpf.IPCacheKey) error
@@ -34,6 +36,8 @@ var _ prefixMap = (*recorder)(nil)
 func newRecorder() *recorder { return &recorder{entries: map[bpf.IPCacheKey]bpf.IPCacheValue{}} }
 
 func (m *recorder) Update(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for i, key := range keys {
 		if m.refuse != nil {
 			if err := m.refuse(key); err != nil {
@@ -50,6 +54,8 @@ func (m *recorder) Update(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) (int
 }
 
 func (m *recorder) Delete(keys []bpf.IPCacheKey) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for i, key := range keys {
 		if m.refuse != nil {
 			if err := m.refuse(key); err != nil {
@@ -66,6 +72,8 @@ func (m *recorder) Delete(keys []bpf.IPCacheKey) (int, error) {
 }
 
 func (m *recorder) Dump(yield func([]bpf.IPCacheKey, []bpf.IPCacheValue)) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.dumps++
 	for key, value := range m.entries {
 		yield([]bpf.IPCacheKey{key}, []bpf.IPCacheValue{value})

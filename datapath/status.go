@@ -63,6 +63,9 @@ type MapStatus struct {
 	Pruned   uint64 `json:"pruned"`   // removed because nobody claims them
 	Failures uint64 `json:"failures"` // writes that the kernel refused
 	Resets   uint64 `json:"resets"`   // times that deletions were missed and the whole map was compared
+	Drift    uint64 `json:"drift"`    // entries that somebody else changed in the map
+	// VerifiedAt is when the whole map was last compared with the table.
+	VerifiedAt time.Time `json:"verifiedAt,omitzero"`
 
 	// LastError is the last failure of what is not right yet; "" if all is.
 	LastError   string    `json:"lastError,omitempty"`

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weftmesh/weft/bpf"
+	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/ipcache"
+)
+
+// DefaultVerifyInterval is how often the whole map is compared with the table unless configured otherwise.
+const DefaultVerifyInterval = 5 * time.Minute
+
+// shownDifferences bounds what a report describes; all differences are counted, and repaired if asked.
+const shownDifferences = 1000
+
+// Report is the outcome of a comparison of the kernel with the tables.
+type Report struct {
+	// Compared is how many objects were looked at.
+	Compared    int
+	Differences []Difference
+	// More is how many differences there are besides.
+	More int
+}
+
+// add notes a difference.
+func (r *Report) add(d Difference) {
+	if len(r.Differences) >= shownDifferences {
+		r.More++
+		return
+	}
+	r.Differences = append(r.Differences, d)
+}
+
+// comparison is a request to a goroutine that owns kernel objects.
+type comparison struct {
+	repair bool
+	reply  chan<- comparisonResult // of capacity one
+}
+
+type comparisonResult struct {
+	Report
+	err error
+}
+
+// Verify compares the kernel with the tables: map, routes, devices, programs, pins. With repair it makes right what it
+// finds. It is safe for concurrent use and waits for Run to be under way.
+func (d *Datapath) Verify(ctx context.Context, repair bool) (Report, error) {
+	var whole Report
+	for _, owner := range []chan comparison{d.compareMap, d.compareHost} {
+		reply := make(chan comparisonResult, 1)
+		select {
+		case <-ctx.Done():
+			return Report{}, context.Cause(ctx)
+		case owner <- comparison{repair: repair, reply: reply}:
+		}
+		select {
+		case <-ctx.Done():
+			return Report{}, context.Cause(ctx)
+		case part := <-reply:
+			if part.err != nil {
+				return Report{}, part.err
+			}
+			whole.Compared += part.Compared
+			whole.More += part.More
+			for _, one := range part.Differences {
+				whole.add(one)
+			}
+		}
+	}
+	return whole, nil
+}
+
+// jittered spreads what many nodes do at the same interval.
+func jittered(every time.Duration) time.Duration {
+	return every/2 + rand.N(every)
+}
+
+// verify compares the map with the table. That somebody else changed the map is drift, which is counted; what the kernel
+// refuses for the time being is a difference, but no drift.
+func (r *reconciler) verify(ctx context.Context, repair bool) (Report, error) {
+	if err := r.pass(ctx, time.Now()); err != nil {
+		return Report{}, err
+	}
+	report, keys, err := r.compare()
+	if err != nil {
+		return report, err
+	}
+	drift := 0
+	for _, key := range keys {
+		if _, known := r.failed[key]; !known {
+			drift++
+		}
+	}
+	if repair {
+		r.repair(keys)
+	}
+	for i := range report.Differences {
+		_, failed := r.failed[keys[i]]
+		report.Differences[i].Repaired = repair && !failed
+	}
+	if drift > 0 {
+		r.log.Warn("the map ipcache was changed by somebody else", "entries", drift, "repaired", repair)
+	}
+	r.note(func(s *MapStatus) { s.VerifiedAt, s.Drift = time.Now(), s.Drift+uint64(drift) })
+	r.publish()
+	return report, nil
+}
+
+// repair makes entries what the table says that they are, the more specific first.
+func (r *reconciler) repair(keys []bpf.IPCacheKey) {
+	keys = slices.Clone(keys)
+	slices.SortFunc(keys, func(a, b bpf.IPCacheKey) int { return int(b.PrefixLen) - int(a.PrefixLen) })
+	for chunk := range slices.Chunk(keys, reconcileChunk) {
+		r.again(chunk)
+	}
+	r.delete()
+}
+
+// compare reads the whole map and returns what differs from the table; keys[i] is that of the i-th difference, and there
+// are keys of those, too, that the report only counts. Nobody writes the map meanwhile but who should not. What changes
+// in the table meanwhile is no difference: it has not been taken yet.
+func (r *reconciler) compare() (report Report, keys []bpf.IPCacheKey, err error) {
+	var entries []inheritedEntry
+	err = r.kernel.Dump(func(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) {
+		for i := range keys {
+			entries = append(entries, inheritedEntry{keys[i], values[i]})
+		}
+	})
+	if err != nil {
+		return report, nil, err
+	}
+	found := inherit(entries, r.group)
+	var suspects []suspect
+	for claim := range r.table.All() {
+		report.Compared++
+		key, want := r.underlay.encode(claim.Prefix, claim.Entry)
+		if has, ok := found.speak(key); !ok || has != want {
+			suspects = append(suspects, suspect{key: key, want: want, have: has, wanted: true, there: ok})
+		}
+	}
+	for _, key := range found.take(func(group uint16) bool { return r.listed(identity.ClusterID(group)) }) {
+		suspects = append(suspects, suspect{key: key})
+	}
+	fresh, err := r.untaken(len(suspects) > 0)
+	if err != nil {
+		return report, nil, err
+	}
+	for _, s := range suspects {
+		if fresh[s.key] {
+			continue
+		}
+		keys = append(keys, s.key)
+		if len(report.Differences) < shownDifferences {
+			report.add(r.describe(s))
+		} else {
+			report.More++
+		}
+	}
+	return report, keys, nil
+}
+
+// suspect is an entry that is not as the table had it when it was looked at.
+type suspect struct {
+	key           bpf.IPCacheKey
+	want, have    bpf.IPCacheValue
+	wanted, there bool
+}
+
+func (r *reconciler) describe(s suspect) Difference {
+	d := Difference{Kind: KindMap, Object: s.key.String(), Want: s.want.String(), Have: s.have.String()}
+	switch {
+	case !s.wanted:
+		d.Want, d.Have = "absent", "an entry that nobody claims"
+	case !s.there:
+		d.Have = r.absence(s.key)
+	}
+	return d
+}
+
+// absence says why an entry is not there.
+func (r *reconciler) absence(key bpf.IPCacheKey) string {
+	if _, failed := r.failed[key]; !failed {
+		return "absent"
+	}
+	if r.full {
+		return "absent: the map is full: raise --max-ipcache-entries"
+	}
+	return "absent: the kernel refused it"
+}
+
+// untaken are the keys of which the table has news that were not taken yet.
+func (r *reconciler) untaken(needed bool) (map[bpf.IPCacheKey]bool, error) {
+	fresh := map[bpf.IPCacheKey]bool{}
+	if !needed {
+		return fresh, nil
+	}
+	buf := make([]ipcache.Change, 0, reconcileChunk)
+	for at := r.since; ; {
+		batch, next, reset := r.table.Changes(at, buf)
+		if reset {
+			return nil, errors.New("the table changes faster than the map can be compared: try again")
+		}
+		for i := range batch {
+			fresh[bpf.MakeIPCacheKey(batch[i].Prefix)] = true
+		}
+		if len(batch) < reconcileChunk {
+			return fresh, nil
+		}
+		at = next
+	}
+}
+
+// verify compares what the keeper keeps, and with repair makes it right.
+func (k *keeper) verify(repair bool) (Report, error) {
+	report, err := k.compare()
+	if err != nil || !repair || len(report.Differences) == 0 {
+		return report, err
+	}
+	if _, err := k.check(nil); err != nil {
+		k.datapath.cfg.Log.Warn("repair", "err", err)
+	}
+	left, err := k.compare()
+	if err != nil {
+		return report, err
+	}
+	for i := range report.Differences {
+		d := &report.Differences[i]
+		d.Repaired = !slices.ContainsFunc(left.Differences, func(l Difference) bool { return l.Kind == d.Kind && l.Object == d.Object })
+	}
+	return report, nil
+}
+
+// compare tells what check would change.
+func (k *keeper) compare() (Report, error) {
+	var report Report
+	for name, m := range k.maps {
+		report.Compared++
+		k.comparePin(&report, KindPin, k.dir.file(pins[name]), mapAt, m)
+	}
+	for _, p := range k.programs {
+		report.Compared++
+		k.comparePin(&report, KindProgram, k.dir.file(pinProgramsDir, p.Name), programAt, p.handle)
+	}
+	existing, err := k.host.devices()
+	if err != nil {
+		return report, err
+	}
+	names := map[int]string{}
+	for _, dev := range existing {
+		names[dev.Index] = dev.Name
+	}
+	prune := k.datapath.cfg.RoutingMode == RoutingNone || k.datapath.cfg.Listed(0)
+	claims := k.claims()
+	wanted, keep := k.resolve(claims)
+	routes, defaults, err := k.host.routes(func(p netip.Prefix) bool { _, ok := wanted[p]; return ok })
+	if err != nil {
+		return report, err
+	}
+	devices, sticky, err := k.choose(existing, defaults)
+	if err != nil {
+		return report, err
+	}
+	links, err := k.attacher.compare(devices, sticky)
+	if err != nil {
+		return report, err
+	}
+	report.Compared += len(devices)*len(k.programs) + len(wanted)
+	for _, d := range links {
+		report.add(d)
+	}
+	compareRoutes(&report, diffRoutes(wanted, keep, routes, prune), names)
+	return report, nil
+}
+
+// compareRoutes notes what is to change, and what cannot be changed.
+func compareRoutes(report *Report, changes routeChanges, names map[int]string) {
+	for _, c := range changes.set {
+		d := Difference{Kind: KindRoute, Object: c.Prefix.String(), Want: fmt.Sprintf("via %v dev %s", c.Gateway, names[c.IfIndex]), Have: "absent"}
+		if c.Replace {
+			d.Have = "another route of ours"
+		}
+		report.add(d)
+	}
+	for _, r := range changes.remove {
+		report.add(Difference{Kind: KindRoute, Object: r.Prefix.String(), Want: "absent",
+			Have: fmt.Sprintf("via %v dev %s metric %d", r.Gateway, names[r.IfIndex], r.Metric)})
+	}
+	for prefix, r := range changes.conflicts {
+		report.add(Difference{Kind: KindRoute, Object: prefix.String(), Want: "a route of ours",
+			Have: fmt.Sprintf("a route of protocol %d, which is left alone", r.Protocol)})
+	}
+}
+
+// pinned is a map or a program.
+type pinned interface {
+	Unpin() error
+	Pin(string) error
+}
+
+// kernelID is the kernel's number of a map or program.
+func kernelID(object any) (uint32, error) {
+	switch o := object.(type) {
+	case *ebpf.Map:
+		info, err := o.Info()
+		if err != nil {
+			return 0, err
+		}
+		id, _ := info.ID()
+		return uint32(id), nil
+	case *ebpf.Program:
+		info, err := o.Info()
+		if err != nil {
+			return 0, err
+		}
+		id, _ := info.ID()
+		return uint32(id), nil
+	}
+	return 0, errors.New("neither map nor program")
+}
+
+// mapAt and programAt return the number of what is pinned at a path.
+func mapAt(path string) (uint32, error) {
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer m.Close()
+	return kernelID(m)
+}
+
+func programAt(path string) (uint32, error) {
+	p, err := ebpf.LoadPinnedProgram(path, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer p.Close()
+	return kernelID(p)
+}
+
+// comparePin notes a pin that is not there, or holds another object than the one that this agent works with.
+func (k *keeper) comparePin(report *Report, kind, path string, at func(string) (uint32, error), object any) {
+	want, err := kernelID(object)
+	if err != nil {
+		report.add(Difference{Kind: kind, Object: path, Want: "an object", Have: err.Error()})
+		return
+	}
+	switch have, err := at(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		report.add(Difference{Kind: kind, Object: path, Want: fmt.Sprint("id ", want), Have: "absent"})
+	case err != nil:
+		report.add(Difference{Kind: kind, Object: path, Want: fmt.Sprint("id ", want), Have: err.Error()})
+	case have != want:
+		report.add(Difference{Kind: kind, Object: path, Want: fmt.Sprint("id ", want), Have: fmt.Sprint("id ", have)})
+	}
+}
+
+// putBack pins an object at path, in place of what is not it.
+func putBack(path string, at func(string) (uint32, error), object pinned) error {
+	want, err := kernelID(object)
+	if err != nil {
+		return explain("look at what belongs at "+path, err)
+	}
+	have, err := at(path)
+	switch {
+	case err == nil && have == want:
+		return nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return explain("look at pin "+path, err)
+	}
+	// Unpin makes the library forget the path at which it believes the object to be.
+	if err := errors.Join(removePin(path), object.Unpin(), object.Pin(path)); err != nil {
+		return explain("put back pin "+path, err)
+	}
+	return nil
+}
