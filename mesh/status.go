@@ -48,6 +48,9 @@ type RemoteStatus struct {
 	// another reason, such as a late heartbeat. Withdrawn: it has outlived [Config.CacheTTL].
 	StaleSince time.Time `json:"staleSince,omitzero"`
 	Withdrawn  bool      `json:"withdrawn,omitempty"`
+	// CertNotAfter and ServerCertNotAfter are until when our certificate and the server's are good; zero without TLS.
+	CertNotAfter       time.Time `json:"certNotAfter,omitzero"`
+	ServerCertNotAfter time.Time `json:"serverCertNotAfter,omitzero"`
 	// Failures counts attempts to connect and to join that came to nothing, and connections that were lost.
 	Failures uint64 `json:"failures"`
 	// Reconnects counts connections made after the first.
