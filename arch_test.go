@@ -63,6 +63,7 @@ var owners = []owner{
 	{"github.com/vishvananda/netns", []string{"cmd/weft-lab", "internal/testutil"}, "an agent never leaves its own network namespace"},
 	{"golang.org/x/sys/unix", []string{"datapath", "cmd", "internal/testutil"}, "system calls belong to who owns kernel objects or processes"},
 	{"k8s.io", []string{"endpoint", "operator"}, "Kubernetes is one source among several"},
+	{"github.com/prometheus", []string{"cmd/weft"}, "metrics are one way of showing what status says"},
 	{"github.com/spf13", []string{"cmd"}, "flags end where the configuration of a package begins"},
 	{"os/signal", []string{"cmd"}, "a library that handles signals takes them from its caller"},
 	{"testing", []string{"internal/testutil"}, "what ships does not link the test framework"},

@@ -89,6 +89,26 @@ func (c *Client) IP(ctx context.Context, addr netip.Addr) (IPDetail, error) {
 	return ask[IPDetail](ctx, c, "/v1/ip/"+url.PathEscape(addr.String()))
 }
 
+// Explain asks for all that is known of an address.
+func (c *Client) Explain(ctx context.Context, addr netip.Addr) (Explanation, error) {
+	return ask[Explanation](ctx, c, "/v1/explain/"+url.PathEscape(addr.String()))
+}
+
+// Conflicts lists the prefixes that several claim, by prefix.
+func (c *Client) Conflicts(ctx context.Context) ([]Conflict, error) {
+	list, err := ask[List[Conflict]](ctx, c, "/v1/conflict")
+	return list.Items, err
+}
+
+// Metrics returns the agent's metrics in the text format of Prometheus. The caller closes them.
+func (c *Client) Metrics(ctx context.Context) (io.ReadCloser, error) {
+	response, err := c.get(ctx, "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	return response.Body, nil
+}
+
 // Nodes lists the nodes of every cluster, by cluster and name.
 func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
 	list, err := ask[List[Node]](ctx, c, "/v1/node")
@@ -98,6 +118,12 @@ func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
 // Identities lists the known identities by number.
 func (c *Client) Identities(ctx context.Context) ([]Identity, error) {
 	list, err := ask[List[Identity]](ctx, c, "/v1/identity")
+	return list.Items, err
+}
+
+// Services lists the services that clusters share, by cluster, namespace and name.
+func (c *Client) Services(ctx context.Context) ([]Service, error) {
+	list, err := ask[List[Service]](ctx, c, "/v1/service")
 	return list.Items, err
 }
 

@@ -30,6 +30,10 @@ type Agent struct {
 	Nodes      func() []Node
 	Identities func() iter.Seq[Identity]
 	Identity   func(id uint32) (Identity, bool)
+	Services   func() []Service
+	Explain    func(netip.Addr) Explanation
+	Conflicts  func() iter.Seq[Conflict]
+	Metrics    http.Handler // answers with all metrics
 	// Describe completes flows from the log with what would be too much to keep there.
 	Describe func([]Flow)
 	Flows    *FlowLog
@@ -60,8 +64,17 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	defer socket.remove()
+	s.log.Info("api ready", "socket", s.path)
+	if err := s.serve(ctx, socket, s.ready, s.routes()); err != nil {
+		return fmt.Errorf("api socket %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// serve answers on a listener until ctx ends, and closes it. ready is closed once it does.
+func (s *Server) serve(ctx context.Context, listener net.Listener, ready chan struct{}, handler http.Handler) error {
 	server := &http.Server{
-		Handler:           s.routes(),
+		Handler:           handler,
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
@@ -69,13 +82,12 @@ func (s *Server) Run(ctx context.Context) error {
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(socket) }()
-	s.log.Info("api ready", "socket", s.path)
-	close(s.ready)
+	go func() { failed <- server.Serve(listener) }()
+	close(ready)
 	select {
 	case err := <-failed:
 		server.Close()
-		return fmt.Errorf("api socket %s: %w", s.path, err)
+		return err
 	case <-ctx.Done():
 	}
 	// Requests carry ctx, so streams are ending by themselves; ctx itself is of no use for waiting.
@@ -89,8 +101,40 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 func (s *Server) routes() http.Handler {
+	mux, get := newMux()
+	get("/v1/version", nil, func(w http.ResponseWriter, _ *http.Request) error { return write(w, s.agent.Version()) })
+	get("/v1/status", nil, func(w http.ResponseWriter, _ *http.Request) error { return write(w, s.agent.Status()) })
+	get("/v1/ip", nil, func(w http.ResponseWriter, r *http.Request) error { return writeList(w, r, KindIPList, s.agent.IPs()) })
+	get("/v1/ip/{address}", nil, s.ip)
+	get("/v1/node", nil, func(w http.ResponseWriter, _ *http.Request) error {
+		return write(w, List[Node]{Meta: MetaOf(KindNodeList), Items: s.agent.Nodes()})
+	})
+	get("/v1/service", nil, func(w http.ResponseWriter, _ *http.Request) error {
+		return write(w, List[Service]{Meta: MetaOf(KindServiceList), Items: s.agent.Services()})
+	})
+	get("/v1/identity", nil, func(w http.ResponseWriter, r *http.Request) error {
+		return writeList(w, r, KindIdentityList, s.agent.Identities())
+	})
+	get("/v1/identity/{id}", nil, s.identity)
+	get("/v1/explain/{address}", nil, s.explain)
+	get("/v1/conflict", nil, func(w http.ResponseWriter, r *http.Request) error {
+		return writeList(w, r, KindConflictList, s.agent.Conflicts())
+	})
+	get("/v1/flows", []string{"follow", "last"}, s.flows)
+	s.health(get)
+	return mux
+}
+
+// getter adds a path that can be read, with the parameters that it knows.
+type getter func(path string, parameters []string, answer func(http.ResponseWriter, *http.Request) error)
+
+// newMux returns a mux that refuses what no path was added for.
+func newMux() (*http.ServeMux, getter) {
 	mux := http.NewServeMux()
-	get := func(path string, parameters []string, answer func(http.ResponseWriter, *http.Request) error) {
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		writeError(w, refuse(http.StatusNotFound, "no such path: %s", r.URL.Path))
+	})
+	return mux, func(path string, parameters []string, answer func(http.ResponseWriter, *http.Request) error) {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			if err := errors.Join(checkMethod(w, r), checkParameters(r, parameters)); err != nil {
 				writeError(w, err)
@@ -101,22 +145,6 @@ func (s *Server) routes() http.Handler {
 			}
 		})
 	}
-	get("/v1/version", nil, func(w http.ResponseWriter, _ *http.Request) error { return write(w, s.agent.Version()) })
-	get("/v1/status", nil, func(w http.ResponseWriter, _ *http.Request) error { return write(w, s.agent.Status()) })
-	get("/v1/ip", nil, func(w http.ResponseWriter, r *http.Request) error { return writeList(w, r, KindIPList, s.agent.IPs()) })
-	get("/v1/ip/{address}", nil, s.ip)
-	get("/v1/node", nil, func(w http.ResponseWriter, _ *http.Request) error {
-		return write(w, List[Node]{Meta: MetaOf(KindNodeList), Items: s.agent.Nodes()})
-	})
-	get("/v1/identity", nil, func(w http.ResponseWriter, r *http.Request) error {
-		return writeList(w, r, KindIdentityList, s.agent.Identities())
-	})
-	get("/v1/identity/{id}", nil, s.identity)
-	get("/v1/flows", []string{"follow", "last"}, s.flows)
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, refuse(http.StatusNotFound, "no such path: %s", r.URL.Path))
-	})
-	return mux
 }
 
 // refusal is an error with the HTTP status that it means.
@@ -148,12 +176,29 @@ func checkParameters(r *http.Request, known []string) error {
 	return nil
 }
 
-func (s *Server) ip(w http.ResponseWriter, r *http.Request) error {
+// address reads the address that a path names.
+func address(r *http.Request) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(r.PathValue("address"))
 	if err != nil || addr.Zone() != "" {
-		return refuse(http.StatusBadRequest, "%q is not an IP address", r.PathValue("address"))
+		return netip.Addr{}, refuse(http.StatusBadRequest, "%q is not an IP address", r.PathValue("address"))
 	}
-	detail, ok := s.agent.IP(addr.Unmap())
+	return addr.Unmap(), nil
+}
+
+func (s *Server) explain(w http.ResponseWriter, r *http.Request) error {
+	addr, err := address(r)
+	if err != nil {
+		return err
+	}
+	return write(w, s.agent.Explain(addr))
+}
+
+func (s *Server) ip(w http.ResponseWriter, r *http.Request) error {
+	addr, err := address(r)
+	if err != nil {
+		return err
+	}
+	detail, ok := s.agent.IP(addr)
 	if !ok {
 		return refuse(http.StatusNotFound, "no prefix contains %s", addr)
 	}

@@ -28,9 +28,10 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var (
-	fakeIP   = IP{Prefix: netip.MustParsePrefix("10.2.1.10/32"), Identity: 131329, Cluster: 2, ClusterName: "west", Source: "clustermesh", Host: netip.MustParseAddr("172.18.2.1")}
-	fakeNode = Node{Name: "west-n1", Cluster: "west", ClusterID: 2, Addresses: []NodeAddress{{"InternalIP", netip.MustParseAddr("172.18.2.1")}}}
-	fakeID   = Identity{ID: 131329, Cluster: 2, ClusterName: "west", Labels: []string{"k8s:app=web"}}
+	fakeIP      = IP{Prefix: netip.MustParsePrefix("10.2.1.10/32"), Identity: 131329, Cluster: 2, ClusterName: "west", Source: "clustermesh", Host: netip.MustParseAddr("172.18.2.1")}
+	fakeNode    = Node{Name: "west-n1", Cluster: "west", ClusterID: 2, Addresses: []NodeAddress{{"InternalIP", netip.MustParseAddr("172.18.2.1")}}}
+	fakeService = Service{Cluster: "west", Name: "web", Frontends: []ServiceAddress{{IP: netip.MustParseAddr("10.2.255.1"), Ports: []ServicePort{{"http", "TCP", 80}}}}}
+	fakeID      = Identity{ID: 131329, Cluster: 2, ClusterName: "west", Labels: []string{"k8s:app=web"}}
 )
 
 // fakeAgent knows one of everything.
@@ -50,7 +51,15 @@ func fakeAgent() Agent {
 				flows[i].Source.Labels = []string{"k8s:app=web"}
 			}
 		},
-		Flows: NewFlowLog(),
+		Flows:    NewFlowLog(),
+		Services: func() []Service { return []Service{fakeService} },
+		Explain: func(a netip.Addr) Explanation {
+			return Explanation{Meta: MetaOf(KindExplanation), Address: a, Why: "so"}
+		},
+		Conflicts: func() iter.Seq[Conflict] {
+			return slices.Values([]Conflict{{Prefix: fakeIP.Prefix, Winner: fakeIP, Shadowed: []IP{fakeIP}, Why: "so"}})
+		},
+		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "weft_healthy 1") }),
 	}
 }
 
@@ -108,6 +117,13 @@ func TestClientAndServer(t *testing.T) {
 	check("identities", []Identity{fakeID}, ids, err)
 	id, err := c.Identity(ctx, fakeID.ID)
 	check("identity", fakeID, id, err)
+
+	explanation, err := c.Explain(ctx, netip.MustParseAddr("::ffff:10.2.1.10"))
+	check("explain", Explanation{Meta: MetaOf(KindExplanation), Address: netip.MustParseAddr("10.2.1.10"), Why: "so"}, explanation, err)
+	services, err := c.Services(ctx)
+	check("services", []Service{fakeService}, services, err)
+	conflicts, err := c.Conflicts(ctx)
+	check("conflicts", []Conflict{{Prefix: fakeIP.Prefix, Winner: fakeIP, Shadowed: []IP{fakeIP}, Why: "so"}}, conflicts, err)
 
 	if _, err := c.IP(ctx, netip.MustParseAddr("10.0.0.1")); !errors.Is(err, ErrNotFound) || err.Error() != "no prefix contains 10.0.0.1: not found" {
 		t.Errorf("unknown address: %v", err)

@@ -61,6 +61,8 @@ type KVStore struct {
 	Leases        []string          `json:"leases"`
 	LastError     string            `json:"lastError,omitempty"` // it stays after recovery
 	LastErrorAt   time.Time         `json:"lastErrorAt,omitzero"`
+	LastContact   time.Time         `json:"lastContact,omitzero"` // of the last answer
+	Certificates  Certificates      `json:"certificates,omitzero"`
 	KeyErrors     map[string]string `json:"keyErrors,omitempty"` // by key, what keeps it from being in etcd
 }
 
@@ -92,8 +94,15 @@ type Cluster struct {
 	Reconnects    uint64            `json:"reconnects"`
 	LastError     string            `json:"lastError,omitempty"`
 	LastErrorAt   time.Time         `json:"lastErrorAt,omitzero"`
+	Certificates  Certificates      `json:"certificates,omitzero"`
 	Rejected      map[string]uint64 `json:"rejected,omitempty"` // by kind and reason
 	Rejections    []Rejection       `json:"lastRejections,omitempty"`
+}
+
+// Certificates says until when those of the last TLS handshake are good; zero without TLS.
+type Certificates struct {
+	Client time.Time `json:"client,omitzero"`
+	Server time.Time `json:"server,omitzero"`
 }
 
 // Counts is what a cluster has published and this node has accepted.
@@ -118,6 +127,7 @@ type Tables struct {
 	Identities int `json:"identities"`
 	Nodes      int `json:"nodes"`
 	Services   int `json:"services"`
+	Conflicts  int `json:"conflicts"` // prefixes of which several clusters or sources say different things
 }
 
 // Endpoints are the workloads of the node.
@@ -180,6 +190,10 @@ type Map struct {
 	// Unclaimed entries were found in the map and are kept until those who would claim them have been heard.
 	Unclaimed int    `json:"unclaimed"`
 	Failures  uint64 `json:"failures"` // writes that the kernel refused, since the agent started
+	Adopted   uint64 `json:"adopted"`  // entries found as they are wanted, and so not written
+	Written   uint64 `json:"written"`
+	Deleted   uint64 `json:"deleted"` // those pruned included
+	Pruned    uint64 `json:"pruned"`  // deleted because nobody claims them
 	Error     string `json:"error,omitempty"`
 }
 
@@ -231,6 +245,19 @@ func (s *Status) Assess() {
 	}
 	s.assessDatapath(add)
 	s.Healthy = len(s.Problems) == 0
+}
+
+// Unready says what keeps the node from serving: the kernel is not what the agent knows. A cluster that cannot be reached
+// does not: what is known of it stays in force.
+func (s *Status) Unready() []string {
+	var why []string
+	if !s.Datapath.Ready {
+		why = append(why, "datapath: the kernel has not been brought in line yet")
+	}
+	if s.Datapath.Map.Pending > 0 {
+		why = append(why, fmt.Sprintf("datapath: %d changes are not in the map%s", s.Datapath.Map.Pending, because(s.Datapath.Map.Error)))
+	}
+	return why
 }
 
 func (s *Status) assessKVStore(add func(string, ...any)) {

@@ -93,9 +93,15 @@ func newAgent(cfg agentConfig, env environment) (a *agent, err error) {
 			return nil, err
 		}
 	}
+	view := a.view()
 	a.tasks = append(a.tasks,
 		&flowTask{agent: a, ready: make(chan struct{})},
-		api.NewServer(cfg.socket, a.view(), a.log.With("task", "api")),
+		api.NewServer(cfg.socket, view, a.log.With("task", "api")),
+	)
+	if cfg.metricsAddress.IsValid() {
+		a.tasks = append(a.tasks, api.NewMetricsServer(cfg.metricsAddress, view, a.log.With("task", "metrics")))
+	}
+	a.tasks = append(a.tasks,
 		&signalTask{signals: env.signals, log: a.log, ready: make(chan struct{})},
 	)
 	return a, nil

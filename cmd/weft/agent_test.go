@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -97,6 +98,7 @@ type site struct {
 	clustermesh  string
 	endpointsDir string
 	config       string
+	metrics      string // address
 }
 
 func newSite(t *testing.T) site {
@@ -110,7 +112,7 @@ func newSite(t *testing.T) site {
 	s := site{
 		east: testutil.StartEtcd(t), bpffs: testutil.MountBPFFS(t), socket: filepath.Join(dir, "weft.sock"),
 		clustermesh: filepath.Join(dir, "clustermesh"), endpointsDir: filepath.Join(dir, "endpoints"),
-		config: filepath.Join(dir, "agent.yaml"),
+		config: filepath.Join(dir, "agent.yaml"), metrics: "127.0.0.1:9879", // the network namespace is the test's own
 	}
 	for _, d := range []string{s.clustermesh, s.endpointsDir} {
 		if err := os.Mkdir(d, 0o755); err != nil {
@@ -125,8 +127,8 @@ func newSite(t *testing.T) site {
 		}
 	}
 	write(s.config, fmt.Sprintf("cluster-name: east\ncluster-id: 1\nnode-name: east-n1\npod-cidr: [10.1.1.0/24]\nclustermesh-config: %s\n"+
-		"kvstore-config: %s\nendpoints-dir: %s\nbpffs: %s\napi-socket: %s\ndevices: [eth0]\nflow-sample: 1\nmax-ipcache-entries: 1000\n",
-		s.clustermesh, kvstore, s.endpointsDir, s.bpffs, s.socket))
+		"kvstore-config: %s\nendpoints-dir: %s\nbpffs: %s\napi-socket: %s\ndevices: [eth0]\nflow-sample: 1\nmax-ipcache-entries: 1000\nmetrics-address: %s\n",
+		s.clustermesh, kvstore, s.endpointsDir, s.bpffs, s.socket, s.metrics))
 	write(filepath.Join(s.endpointsDir, "web.yaml"), "{name: web-0, namespace: shop, ip: 10.1.1.10, identity: 65793, labels: {app: web}}\n")
 	return s
 }
@@ -196,6 +198,8 @@ func TestAgent(t *testing.T) {
 			"172.18.2.1/32 identity=6 encryptkey=0 tunnelendpoint=0.0.0.0 flags=remotecluster")
 	})
 	s.checkCommands(t)
+	s.checkExplain(t)
+	s.checkMetrics(t)
 	s.checkPublished(t)
 	s.checkFlows(t)
 	s.checkSecondAgent(t)
@@ -204,6 +208,12 @@ func TestAgent(t *testing.T) {
 	before := s.cli(t, 0, "bpf ipcache list")
 	agent.stop()
 	s.cli(t, exitUnreachable, "status")
+	if err := contains(s.cli(t, exitUnreachable, "explain 10.2.1.10"), "Identity: 131329", "Labels: not known yet",
+		"Why: no agent answers: this is what the kernel goes by without it",
+		"Kernel: identity=131329 encryptkey=0 tunnelendpoint=172.18.2.1 flags=hastunnel in "+s.bpffs+"/weft/ipcache",
+		"weft: agent unreachable at "); err != nil {
+		t.Errorf("explain without an agent: %v", err)
+	}
 	if diff := cmp.Diff(before, s.cli(t, 0, "bpf ipcache list")); diff != "" {
 		t.Errorf("the kernel's map changed when the agent ended (-before +after)\n%s", diff)
 	}
@@ -258,9 +268,86 @@ func (s *site) checkCommands(t *testing.T) {
 		"identity list":             {"65793    east"},
 		"bpf ipcache get 10.2.1.77": {"10.2.1.77 maps to identity=2"},
 		"version --agent":           {"weft "},
+		"clusters list":             {"west 2 ready"},
+		"clusters get west":         {"west: ready", "last answer: ", "synchronization status: nodes=true"},
+		"clusters rejected west":    {"CLUSTER KIND REASON COUNT"},
 	} {
 		if err := contains(s.cli(t, 0, args), want...); err != nil {
 			t.Errorf("weft %s: %v", args, err)
+		}
+	}
+}
+
+// checkExplain asks about addresses of every kind, and makes a conflict.
+func (s *site) checkExplain(t *testing.T) {
+	t.Helper()
+	pin := s.bpffs + "/weft/ipcache"
+	for addr, want := range map[string][]string{
+		"10.2.1.10": {
+			"Identity: 131329", "Labels: k8s:app=web", "Why: 10.2.1.10/32 is the longest of 2 prefixes that contain it, and has one claim",
+			"Node: west/west-n1, by 172.18.2.1", "Cluster: west: ready for ",
+			"Kernel: identity=131329 encryptkey=0 tunnelendpoint=172.18.2.1 flags=hastunnel in " + pin, "Route: no route to 10.2.1.10: network is unreachable",
+			"10.2.1.10/32 in force 131329 west clustermesh 172.18.2.1 shop/pod-1 9 over ", "cilium/state/ip/v1/default/10.2.1.10",
+			"10.2.1.0/24 covered 2 world west clustermesh 172.18.2.1 -", "cilium/state/nodes/v1/west/west-n1",
+		},
+		"10.1.1.10": {
+			"Identity: 65793", "Node: east/east-n1, by 172.18.1.1", "10.1.1.10/32 in force 65793 east local",
+			"cilium/state/ip/v1/default/10.1.1.10 " + s.endpointsDir + "/web.yaml",
+		},
+		"172.18.2.1": {
+			"Identity: 6 remote-node", "Labels: reserved:remote-node", "Node: west/west-n1", "Route: unicast dev eth0 src 172.18.1.1 table 254 proto kernel",
+		},
+		"192.0.2.1": {
+			"Identity: 2 world", "Why: nobody claims a prefix that contains it, so it is the world's", "Kernel: no entry in " + pin, "Node: - Cluster: -",
+		},
+	} {
+		if err := contains(s.cli(t, 0, "explain "+addr), want...); err != nil {
+			t.Errorf("weft explain %s: %v", addr, err)
+		}
+	}
+	if got := s.cli(t, 0, "ip conflicts --no-headers"); got != "" {
+		t.Errorf("conflicts before there are any: %q", got)
+	}
+	const key = "cilium/state/ip/v1/default/10.2.1.10"
+	s.east.Put(t, key, `{"IP":"10.2.1.10","HostIP":"172.18.1.2","ID":65799,"Key":0,"Metadata":"","K8sNamespace":"shop","K8sPodName":"thief"}`)
+	const reason = "source kvstore before clustermesh"
+	testutil.Eventually(t, 20*time.Second, func() error {
+		return contains(s.cli(t, 0, "ip conflicts"), "10.2.1.10/32 65799 by east (kvstore) shop/thief 131329 by west (clustermesh) shop/pod-1 "+reason)
+	})
+	testutil.Eventually(t, 20*time.Second, func() error {
+		return contains(s.cli(t, 0, "explain 10.2.1.10"), "Labels: not known yet", "of its 2 claims the winner has "+reason, "Node: -",
+			"Kernel: identity=65799 encryptkey=0 tunnelendpoint=172.18.1.2 flags=hastunnel in "+pin+" Route:",
+			"10.2.1.10/32 in force 65799 east kvstore 172.18.1.2 shop/thief", "10.2.1.10/32 shadowed 131329 west clustermesh")
+	})
+	if err := contains(s.cli(t, 0, "status"), "1 conflict"); err != nil {
+		t.Error(err)
+	}
+	s.east.Delete(t, key)
+	testutil.Eventually(t, 20*time.Second, func() error {
+		if err := contains(s.cli(t, 0, "ip get 10.2.1.10"), "Identity: 131329"); err != nil {
+			return err
+		}
+		return contains(s.cli(t, 0, "bpf ipcache get 10.2.1.10"), "identity=131329")
+	})
+}
+
+// checkMetrics reads metrics and probes on the socket and on TCP.
+func (s *site) checkMetrics(t *testing.T) {
+	t.Helper()
+	if err := contains(s.cli(t, 0, "metrics list"), `weft_clustermesh_remote_cluster_readiness_status target_cluster="west" 1`,
+		`weft_clustermesh_remote_cluster_endpoints target_cluster="west" 4`, `weft_bpf_map_capacity map_name="ipcache" 1000`, "weft_healthy - 1",
+		`weft_kvstore_connected cluster="east" scope="own" 1`, "process_open_fds", "go_goroutines", `weft_device_programs_attached device="eth0" 2`); err != nil {
+		t.Error(err)
+	}
+	for path, want := range map[string]string{"metrics": "\nweft_healthy 1\n", "livez": "ok\n", "readyz": "ok\n", "healthz": "ok\n"} {
+		response, err := http.Get("http://" + s.metrics + "/" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if err != nil || response.StatusCode != http.StatusOK || !strings.Contains(string(body), want) {
+			t.Errorf("/%s: %s, %v\n%s", path, response.Status, err, body)
 		}
 	}
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -71,46 +72,41 @@ func (m *mapEntry) value() string {
 }
 
 func bpfIPCacheList(env environment, c *clientOptions) *cobra.Command {
-	var output *format
-	cmd := newCommand("list", "List the entries of the kernel's map", func(*cobra.Command, []string) error {
-		m, err := datapath.OpenIPCache(c.bpffs)
-		if err != nil {
-			return err
-		}
-		defer m.Close()
-		entries := []mapEntry{}
-		if err := m.All(func(e datapath.MapEntry) bool {
-			entries = append(entries, makeMapEntry(e))
-			return true
-		}); err != nil {
-			return err
-		}
-		order := func(a, b mapEntry) int {
-			return cmp.Or(comparePrefixes(a.Prefix, b.Prefix), cmp.Compare(a.ClusterID, b.ClusterID))
-		}
-		slices.SortStableFunc(entries, order)
-		// While an agent writes, the kernel may show an entry twice.
-		entries = slices.CompactFunc(entries, func(a, b mapEntry) bool { return order(a, b) == 0 })
-		return printMapEntries(env, *output, entries)
+	cmd := listCommand(env, "list", "List the entries of the kernel's map", listing[mapEntry]{
+		kind: kindMapEntryList, key: (*mapEntry).key,
+		fetch: func(context.Context, []string) ([]mapEntry, error) { return listMapEntries(c.bpffs) },
+		columns: []column[mapEntry]{
+			{title: "IP PREFIX/ADDRESS", cell: (*mapEntry).key},
+			{title: "IDENTITY", cell: (*mapEntry).value},
+		},
 	})
 	cmd.Aliases = []string{"ls"}
-	output = outputFlag(cmd)
 	return cmd
 }
 
-func printMapEntries(env environment, output format, entries []mapEntry) error {
-	if output == formatJSON {
-		return printJSON(env.stdout, api.List[mapEntry]{Meta: api.MetaOf(kindMapEntryList), Items: entries})
+func listMapEntries(bpffs string) ([]mapEntry, error) {
+	m, err := datapath.OpenIPCache(bpffs)
+	if err != nil {
+		return nil, err
 	}
-	t := newTable(env.stdout, "IP PREFIX/ADDRESS", "IDENTITY")
-	for i := range entries {
-		t.row(entries[i].key(), entries[i].value())
+	defer m.Close()
+	entries := []mapEntry{}
+	if err := m.All(func(e datapath.MapEntry) bool {
+		entries = append(entries, makeMapEntry(e))
+		return true
+	}); err != nil {
+		return nil, err
 	}
-	return t.flush()
+	order := func(a, b mapEntry) int {
+		return cmp.Or(comparePrefixes(a.Prefix, b.Prefix), cmp.Compare(a.ClusterID, b.ClusterID))
+	}
+	slices.SortStableFunc(entries, order)
+	// While an agent writes, the kernel may show an entry twice.
+	return slices.CompactFunc(entries, func(a, b mapEntry) bool { return order(a, b) == 0 }), nil
 }
 
 func bpfIPCacheGet(env environment, c *clientOptions) *cobra.Command {
-	var output *format
+	var out *output
 	cmd := newCommand("get ADDRESS", "Look an address up as the programs in the kernel do", func(_ *cobra.Command, args []string) error {
 		addr, err := parseAddress(args[0])
 		if err != nil {
@@ -129,17 +125,14 @@ func bpfIPCacheGet(env environment, c *clientOptions) *cobra.Command {
 			return fmt.Errorf("the kernel's map has no entry for %s", addr)
 		}
 		entry := makeMapEntry(e)
-		if *output == formatJSON {
-			return printJSON(env.stdout, struct {
-				api.Meta
-				Address netip.Addr `json:"address"`
-				mapEntry
-			}{api.MetaOf(kindMapEntry), addr, entry})
-		}
-		_, err = fmt.Fprintf(env.stdout, "%s maps to %s\n", addr, entry.value())
-		return err
+		object := struct {
+			api.Meta
+			Address netip.Addr `json:"address"`
+			mapEntry
+		}{api.MetaOf(kindMapEntry), addr, entry}
+		return out.show(env.stdout, object, func(t *table) { t.row(fmt.Sprintf("%s maps to %s", addr, entry.value())) })
 	})
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	return cmd
 }
 
@@ -153,35 +146,41 @@ type counter struct {
 }
 
 func bpfCountersList(env environment, c *clientOptions) *cobra.Command {
-	var output *format
-	cmd := newCommand("list", "List packets and bytes by direction, identity of the peer, and verdict", func(*cobra.Command, []string) error {
-		counters, err := datapath.OpenCounters(c.bpffs)
-		if err != nil {
-			return err
-		}
-		defer counters.Close()
-		list, err := counters.List()
-		if err != nil {
-			return err
-		}
-		if *output == formatJSON {
-			items := []counter{}
-			for _, n := range list {
-				items = append(items, counter{uint32(n.Identity), n.Direction.String(), n.Verdict.String(), n.Packets, n.Bytes})
-			}
-			return printJSON(env.stdout, api.List[counter]{Meta: api.MetaOf(kindCounterList), Items: items})
-		}
-		t := newTable(env.stdout, "DIRECTION", "IDENTITY", "VERDICT", "PACKETS", "BYTES")
-		for _, n := range list {
-			who := identityText(uint32(n.Identity))
-			if n.Verdict == bpf.NotIP || n.Verdict == bpf.Malformed {
-				who = "-"
-			}
-			t.row(n.Direction.String(), who, n.Verdict.String(), strconv.FormatUint(n.Packets, 10), strconv.FormatUint(n.Bytes, 10))
-		}
-		return t.flush()
+	const short = "List packets and bytes by direction, identity of the peer, and verdict"
+	cmd := listCommand(env, "list", short, listing[counter]{
+		kind:  kindCounterList,
+		key:   func(n *counter) string { return fmt.Sprintf("%s %d %s", n.Direction, n.Identity, n.Verdict) },
+		fetch: func(context.Context, []string) ([]counter, error) { return listCounters(c.bpffs) },
+		columns: []column[counter]{
+			{title: "DIRECTION", cell: func(n *counter) string { return n.Direction }},
+			{title: "IDENTITY", cell: func(n *counter) string {
+				if n.Verdict == bpf.NotIP.String() || n.Verdict == bpf.Malformed.String() {
+					return "-"
+				}
+				return identityText(n.Identity)
+			}},
+			{title: "VERDICT", cell: func(n *counter) string { return n.Verdict }},
+			{title: "PACKETS", cell: func(n *counter) string { return strconv.FormatUint(n.Packets, 10) }},
+			{title: "BYTES", cell: func(n *counter) string { return strconv.FormatUint(n.Bytes, 10) }},
+		},
 	})
 	cmd.Aliases = []string{"ls"}
-	output = outputFlag(cmd)
 	return cmd
+}
+
+func listCounters(bpffs string) ([]counter, error) {
+	counters, err := datapath.OpenCounters(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	defer counters.Close()
+	list, err := counters.List()
+	if err != nil {
+		return nil, err
+	}
+	items := []counter{}
+	for _, n := range list {
+		items = append(items, counter{uint32(n.Identity), n.Direction.String(), n.Verdict.String(), n.Packets, n.Bytes})
+	}
+	return items, nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/weftmesh/weft/api"
 	"github.com/weftmesh/weft/datapath"
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/kvstore"
@@ -69,6 +70,7 @@ type agentOptions struct {
 	routingMode          string
 	maxEntries           uint32
 	flowSample           uint32
+	metricsAddress       netip.AddrPort
 	logLevel             slog.Level
 }
 
@@ -103,6 +105,8 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.StringVar(&o.routingMode, "routing-mode", "none", "`mode`: none, or native: route the pods of remote nodes through their addresses")
 	flags.Uint32Var(&o.maxEntries, "max-ipcache-entries", 512000, "size of the kernel's map of addresses, a `number`")
 	flags.Uint32Var(&o.flowSample, "flow-sample", 100, "report one in this `number` of packets as a flow; 0: none")
+	flags.TextVar(&o.metricsAddress, "metrics-address", netip.AddrPort{},
+		"`address` of the loopback device, such as 127.0.0.1:9879, that answers /metrics and health probes, too (default: the socket only)")
 	flags.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` of what is logged: debug, info, warn or error")
 	return o
 }
@@ -231,6 +235,8 @@ func (c *agentConfig) check() (err error) {
 		return fmt.Errorf("--clustermesh-cache-ttl %s: want 0 or at least 1s", c.cacheTTL)
 	case c.cacheTTLAll && c.cacheTTL == 0:
 		return errors.New("--clustermesh-cache-ttl-all: give the time with --clustermesh-cache-ttl")
+	case api.CheckMetricsAddress(c.metricsAddress) != nil:
+		return fmt.Errorf("--metrics-address %w", api.CheckMetricsAddress(c.metricsAddress))
 	case c.maxEntries == 0:
 		return errors.New("--max-ipcache-entries: want at least 1")
 	case c.kvstoreLeaseTTL < minLeaseTTL || c.kvstoreLeaseTTL > maxLeaseTTL:

@@ -16,7 +16,7 @@ import (
 
 func flowsCommand(env environment, c *clientOptions) *cobra.Command {
 	var (
-		output *format
+		out    *output
 		follow bool
 		last   int
 	)
@@ -30,8 +30,8 @@ func flowsCommand(env environment, c *clientOptions) *cobra.Command {
 		}
 		return api.NewClient(c.socket).Flows(cmd.Context(), query, func(e api.FlowEvent) error {
 			switch {
-			case *output == formatJSON:
-				return printLine(env.stdout, e)
+			case out.forPrograms():
+				return out.line(env.stdout, e)
 			case e.Kind == api.KindFlowsLost:
 				_, err := fmt.Fprintf(env.stderr, "weft: %d flows were lost: they came faster than they could be printed\n", e.Lost)
 				return err
@@ -42,7 +42,8 @@ func flowsCommand(env environment, c *clientOptions) *cobra.Command {
 			return err
 		})
 	})
-	output = outputFlag(cmd)
+	cmd.Aliases = []string{"monitor"}
+	out = outputFlags(cmd)
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with the flows that come")
 	cmd.Flags().IntVar(&last, "last", -1, "how many past flows to show (default: all that the agent remembers, with --follow none)")
 	return cmd

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"strconv"
 	"strings"
 
@@ -17,27 +18,24 @@ func identityCommand(env environment, c *clientOptions) *cobra.Command {
 }
 
 func identityList(env environment, c *clientOptions) *cobra.Command {
-	var output *format
-	cmd := newCommand("list", "List the identities of every cluster", func(cmd *cobra.Command, _ []string) error {
-		ids, err := api.NewClient(c.socket).Identities(cmd.Context())
-		if err != nil {
-			return err
-		}
-		if *output == formatJSON {
-			return printJSON(env.stdout, api.List[api.Identity]{Meta: api.MetaOf(api.KindIdentityList), Items: ids})
-		}
-		t := newTable(env.stdout, "ID", "CLUSTER", "LABELS")
-		for _, id := range ids {
-			t.row(strconv.FormatUint(uint64(id.ID), 10), clusterText(id.Cluster, id.ClusterName), strings.Join(id.Labels, ";"))
-		}
-		return t.flush()
+	cmd := listCommand(env, "list", "List the identities of every cluster", listing[api.Identity]{
+		kind: api.KindIdentityList,
+		key:  func(id *api.Identity) string { return strconv.FormatUint(uint64(id.ID), 10) },
+		fetch: func(ctx context.Context, _ []string) ([]api.Identity, error) {
+			return api.NewClient(c.socket).Identities(ctx)
+		},
+		columns: []column[api.Identity]{
+			{title: "ID", cell: func(id *api.Identity) string { return strconv.FormatUint(uint64(id.ID), 10) }},
+			{title: "CLUSTER", cell: func(id *api.Identity) string { return clusterText(id.Cluster, id.ClusterName) }},
+			{title: "LABELS", cell: func(id *api.Identity) string { return strings.Join(id.Labels, ";") }},
+		},
 	})
-	output = outputFlag(cmd)
+	cmd.Aliases = []string{"ls"}
 	return cmd
 }
 
 func identityGet(env environment, c *clientOptions) *cobra.Command {
-	var output *format
+	var out *output
 	const short = "Show what an identity stands for, by its number or reserved name"
 	cmd := newCommand("get ID", short, func(cmd *cobra.Command, args []string) error {
 		id, err := identity.ParseID(args[0])
@@ -48,23 +46,16 @@ func identityGet(env environment, c *clientOptions) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if *output == formatJSON {
-			return printJSON(env.stdout, api.IdentityDetail{Meta: api.MetaOf(api.KindIdentity), Identity: found})
-		}
-		t := newTable(env.stdout)
-		t.row("ID:", strconv.FormatUint(uint64(found.ID), 10))
-		if found.Name != "" {
-			t.row("Name:", found.Name)
-		}
-		t.row("Cluster:", clusterText(found.Cluster, found.ClusterName))
-		title := "Labels:"
-		for _, label := range found.Labels {
-			t.row(title, label)
-			title = ""
-		}
-		return t.flush()
+		return out.show(env.stdout, api.IdentityDetail{Meta: api.MetaOf(api.KindIdentity), Identity: found}, func(t *table) {
+			t.row("ID:", strconv.FormatUint(uint64(found.ID), 10))
+			if found.Name != "" {
+				t.row("Name:", found.Name)
+			}
+			t.row("Cluster:", clusterText(found.Cluster, found.ClusterName))
+			t.rows("Labels:", found.Labels)
+		})
 	})
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	return cmd
 }
 

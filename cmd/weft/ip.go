@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,33 +18,37 @@ import (
 )
 
 func ipCommand(env environment, c *clientOptions) *cobra.Command {
-	return group("ip", "Addresses and whose they are, as the agent knows them", ipList(env, c), ipGet(env, c))
+	return group("ip", "Addresses and whose they are, as the agent knows them", ipList(env, c), ipGet(env, c), ipConflicts(env, c))
 }
 
 func ipList(env environment, c *clientOptions) *cobra.Command {
-	var output *format
-	cmd := newCommand("list", "List every known prefix", func(cmd *cobra.Command, _ []string) error {
-		ips, err := api.NewClient(c.socket).IPs(cmd.Context())
-		if err != nil {
-			return err
-		}
-		slices.SortFunc(ips, func(a, b api.IP) int { return comparePrefixes(a.Prefix, b.Prefix) })
-		if *output == formatJSON {
-			return printJSON(env.stdout, api.List[api.IP]{Meta: api.MetaOf(api.KindIPList), Items: ips})
-		}
-		t := newTable(env.stdout, "PREFIX", "IDENTITY", "CLUSTER", "SOURCE", "HOST", "WORKLOAD")
-		for _, ip := range ips {
-			t.row(ip.Prefix.String(), identityText(ip.Identity), clusterText(ip.Cluster, ip.ClusterName), ip.Source,
-				addrText(ip.Host), workload(ip))
-		}
-		return t.flush()
+	cmd := listCommand(env, "list", "List every known prefix", listing[api.IP]{
+		kind: api.KindIPList,
+		key:  func(ip *api.IP) string { return ip.Prefix.String() },
+		fetch: func(ctx context.Context, _ []string) ([]api.IP, error) {
+			ips, err := api.NewClient(c.socket).IPs(ctx)
+			slices.SortFunc(ips, func(a, b api.IP) int { return comparePrefixes(a.Prefix, b.Prefix) })
+			return ips, err
+		},
+		columns: []column[api.IP]{
+			{title: "PREFIX", cell: func(ip *api.IP) string { return ip.Prefix.String() }},
+			{title: "IDENTITY", cell: func(ip *api.IP) string { return identityText(ip.Identity) }},
+			{title: "CLUSTER", cell: func(ip *api.IP) string { return clusterText(ip.Cluster, ip.ClusterName) }},
+			{title: "SOURCE", cell: func(ip *api.IP) string { return ip.Source }},
+			{title: "HOST", cell: func(ip *api.IP) string { return addrText(ip.Host) }},
+			{title: "WORKLOAD", cell: func(ip *api.IP) string { return workload(*ip) }},
+			{title: "OWNER", wide: true, cell: func(ip *api.IP) string { return orDash(ip.Owner) }},
+			{title: "REVISION", wide: true, cell: func(ip *api.IP) string { return strconv.FormatInt(ip.Revision, 10) }},
+			{title: "KEY", wide: true, cell: func(ip *api.IP) string { return strconv.Itoa(int(ip.EncryptKey)) }},
+			{title: "FLAGS", wide: true, cell: func(ip *api.IP) string { return orDash(strings.Join(ip.Flags, ",")) }},
+		},
 	})
-	output = outputFlag(cmd)
+	cmd.Aliases = []string{"ls"}
 	return cmd
 }
 
 func ipGet(env environment, c *clientOptions) *cobra.Command {
-	var output *format
+	var out *output
 	const short = "Show whose an address is: the longest known prefix that contains it"
 	cmd := newCommand("get ADDRESS", short, func(cmd *cobra.Command, args []string) error {
 		addr, err := parseAddress(args[0])
@@ -54,26 +59,18 @@ func ipGet(env environment, c *clientOptions) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if *output == formatJSON {
-			return printJSON(env.stdout, detail)
-		}
-		return printIP(env, detail)
+		return out.show(env.stdout, detail, func(t *table) { printIP(t, detail) })
 	})
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	return cmd
 }
 
-func printIP(env environment, detail api.IPDetail) error {
+func printIP(t *table, detail api.IPDetail) {
 	ip := detail.IP
-	t := newTable(env.stdout)
 	t.row("Address:", detail.Address.String())
 	t.row("Prefix:", ip.Prefix.String())
 	t.row("Identity:", identityText(ip.Identity))
-	title := "Labels:"
-	for _, label := range ip.Labels {
-		t.row(title, label)
-		title = ""
-	}
+	t.rows("Labels:", ip.Labels)
 	t.row("Cluster:", clusterText(ip.Cluster, ip.ClusterName))
 	t.row("Source:", ip.Source)
 	t.row("Owner:", orDash(ip.Owner))
@@ -81,13 +78,44 @@ func printIP(env environment, detail api.IPDetail) error {
 	t.row("Encrypt key:", strconv.Itoa(int(ip.EncryptKey)))
 	t.row("Flags:", orDash(strings.Join(ip.Flags, ",")))
 	t.row("Workload:", workload(ip))
-	title = "Shadowed:"
+	var shadowed []string
 	for _, s := range detail.Shadowed {
-		t.row(title, fmt.Sprintf("identity %s from %s, source %s, owner %s", identityText(s.Identity),
+		shadowed = append(shadowed, fmt.Sprintf("identity %s from %s, source %s, owner %s", identityText(s.Identity),
 			clusterText(s.Cluster, s.ClusterName), s.Source, orDash(s.Owner)))
-		title = ""
 	}
-	return t.flush()
+	t.rows("Shadowed:", shadowed)
+}
+
+func ipConflicts(env environment, c *clientOptions) *cobra.Command {
+	const short = "List the prefixes of which several clusters or sources say different things"
+	return listCommand(env, "conflicts", short, listing[api.Conflict]{
+		kind: api.KindConflictList,
+		key:  func(c *api.Conflict) string { return c.Prefix.String() },
+		fetch: func(ctx context.Context, _ []string) ([]api.Conflict, error) {
+			return api.NewClient(c.socket).Conflicts(ctx)
+		},
+		columns: []column[api.Conflict]{
+			{title: "PREFIX", cell: func(c *api.Conflict) string { return c.Prefix.String() }},
+			{title: "WINNER", cell: func(c *api.Conflict) string { return claimText(&c.Winner) }},
+			{title: "SHADOWED", cell: func(c *api.Conflict) string {
+				var shadowed []string
+				for i := range c.Shadowed {
+					shadowed = append(shadowed, claimText(&c.Shadowed[i]))
+				}
+				return strings.Join(shadowed, "; ")
+			}},
+			{title: "THE WINNER HAS", cell: func(c *api.Conflict) string { return c.Why }},
+		},
+	})
+}
+
+// claimText is a claim in few words.
+func claimText(ip *api.IP) string {
+	text := fmt.Sprintf("%s by %s (%s)", identityText(ip.Identity), clusterText(ip.Cluster, ip.ClusterName), ip.Source)
+	if w := workload(*ip); w != "-" {
+		text += " " + w
+	}
+	return text
 }
 
 func parseAddress(text string) (netip.Addr, error) {

@@ -128,10 +128,12 @@ func newRoot(env environment) (root *cobra.Command, started *bool) {
 		return nil
 	}
 	root.AddCommand(
-		agentCommand(env, c), statusCommand(env, c), ipCommand(env, c), nodeCommand(env, c), identityCommand(env, c),
-		bpfCommand(env, c), flowsCommand(env, c), kvstoreCommand(env), troubleshootCommand(env),
+		agentCommand(env, c), statusCommand(env, c), ipCommand(env, c), nodeCommand(env, c), identityCommand(env, c), serviceCommand(env, c),
+		explainCommand(env, c),
+		clustersCommand(env, c), metricsCommand(env, c), bpfCommand(env, c), flowsCommand(env, c), kvstoreCommand(env), troubleshootCommand(env),
 		versionCommand(env, c),
 	)
+	addHelp(root)
 	return root, started
 }
 
@@ -151,4 +153,13 @@ func group(name, short string, verbs ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: name, Short: short, Args: cobra.NoArgs, RunE: needsVerb}
 	cmd.AddCommand(verbs...)
 	return cmd
+}
+
+// newCommand is a command that takes exactly the arguments that use names in capitals.
+func newCommand(use, short string, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
+	arguments := len(strings.Fields(use)) - 1
+	return &cobra.Command{
+		Use: use, Short: short, Args: cobra.ExactArgs(arguments), RunE: run,
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
 }

@@ -147,8 +147,61 @@ func lab(healthy bool) api.Agent {
 			}
 			return api.Identity{ID: id, Cluster: 2, ClusterName: "west", Labels: webLabels}, id == 131329
 		},
-		Flows: flows,
+		Flows: flows, Explain: labExplanation,
+		Services: func() []api.Service {
+			web := api.ServiceAddress{IP: addr("10.12.0.1"), Ports: []api.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}, {Protocol: "UDP", Port: 53}}}
+			return []api.Service{
+				{Cluster: "west", ClusterID: 2, Namespace: "shop", Name: "web", Shared: true, Frontends: []api.ServiceAddress{web}, Backends: []api.ServiceAddress{web, web}},
+				{Cluster: "west", ClusterID: 2, Namespace: "shop", Name: "evil\x1b[2J", Frontends: []api.ServiceAddress{}, Backends: []api.ServiceAddress{}},
+			}
+		},
+		Conflicts: func() iter.Seq[api.Conflict] {
+			return slices.Values([]api.Conflict{{
+				Prefix: westPod.Prefix, Winner: westPod, Shadowed: []api.IP{evilPod}, Why: "the lowest cluster id, 2 before 3",
+			}})
+		},
+		Metrics: newHandler(newCollector(func() api.Status { return labStatus(healthy) }, labCounters), slog.New(slog.DiscardHandler)),
 	}
+}
+
+func labCounters() ([]counter, error) {
+	return []counter{
+		{Identity: 6, Direction: "egress", Verdict: "identified", Packets: 3, Bytes: 300},
+		{Identity: 131329, Direction: "egress", Verdict: "identified", Packets: 4, Bytes: 400},
+	}, nil
+}
+
+// labExplanation knows one address, with a claim that it keeps out and a prefix around it.
+func labExplanation(a netip.Addr) api.Explanation {
+	e := api.Explanation{
+		Meta: api.MetaOf(api.KindExplanation), Address: a, Claims: []api.Claim{},
+		Identity: api.Identity{ID: 2, Name: "world", Labels: []string{"reserved:world"}}, LabelsKnown: true,
+		Why:    "nobody claims a prefix that contains it, so it is the world's",
+		Kernel: api.Kernel{Pin: "/sys/fs/bpf/weft/ipcache", Equal: true, RouteError: "no route to " + a.String() + ": network is unreachable"},
+	}
+	if !westPod.Prefix.Contains(a) {
+		return e
+	}
+	evil := evilPod
+	evil.Prefix = westPod.Prefix
+	e.Identity, e.LabelsKnown = api.Identity{ID: 131329, Cluster: 2, ClusterName: "west", Labels: []string{}}, false
+	e.Why = "10.2.1.10/32 is the longest of 2 prefixes that contain it; of its 2 claims the winner has the lowest cluster id, 2 before 3"
+	e.Claims = []api.Claim{
+		{IP: westPod, Wins: true, Key: "cilium/state/ip/v1/default/10.2.1.10", Since: testNow.Add(-192 * time.Second), Exactly: true},
+		{IP: evil, CIDR: true, Key: "cilium/cache/ip/v1/no\x1b[2Jrth/10.2.1.10/32", Since: testNow.Add(-2 * time.Hour)},
+		{
+			IP:   api.IP{Prefix: prefix("10.2.1.0/24"), Identity: 2, Cluster: 2, ClusterName: "west", Source: "clustermesh", Owner: "node/west-n1", Revision: 3},
+			CIDR: true, Wins: true, Key: "cilium/state/nodes/v1/west/west-n1",
+		},
+	}
+	e.Node = &api.ExplainedNode{Name: "west-n1", Cluster: "west", ClusterID: 2, Via: addr("172.18.2.1")}
+	e.Cluster = &labStatus(true).Clusters[1]
+	e.Kernel = api.Kernel{
+		Pin: "/sys/fs/bpf/weft/ipcache", Entry: &api.KernelEntry{Identity: 131330, TunnelEndpoint: addr("172.18.2.1"), Flags: []string{"hastunnel"}},
+		Wanted: "identity=131329 encryptkey=0 tunnelendpoint=172.18.2.1 flags=hastunnel",
+		Route:  &api.KernelRoute{Type: "unicast", Device: "eth0", Gateway: addr("172.18.2.1"), Source: addr("172.18.1.1"), Table: 254, Protocol: "weft"},
+	}
+	return e
 }
 
 func labStatus(healthy bool) api.Status {
@@ -168,15 +221,16 @@ func labStatus(healthy bool) api.Status {
 			},
 			{
 				Name: "west", ID: 2, State: "ready", Ready: true, Since: testNow.Add(-65 * time.Second), ServerVersion: "3.5.33", EtcdClusterID: "cdf8", Revision: 99,
-				Endpoints: []string{"https://west.mesh.cilium.io:2379"}, Canaries: true, Counts: api.Counts{Nodes: 2, IPs: 25, Identities: 8, Services: 10},
+				LastSuccess: testNow.Add(-3 * time.Second), ConfigFile: "/etc/weft/clustermesh/west",
+				Certificates: api.Certificates{Client: testNow.Add(12 * 24 * time.Hour), Server: testNow.Add(400 * 24 * time.Hour)},
+				Endpoints:    []string{"https://west.mesh.cilium.io:2379"}, Canaries: true, Counts: api.Counts{Nodes: 2, IPs: 25, Identities: 8, Services: 10},
 				Synced: map[string]bool{"nodes": true, "ips": true, "identities": true, "services": true}, Reconnects: 1, Failures: 1,
-				LastSuccess: testNow.Add(-3 * time.Second),
-				LastError:   "dial tcp: connection refused", LastErrorAt: testNow.Add(-2 * time.Minute),
+				LastError: "dial tcp: connection refused", LastErrorAt: testNow.Add(-2 * time.Minute),
 				Rejected:   map[string]uint64{"ip/range": 3, "node/name": 1},
 				Rejections: []api.Rejection{{Kind: "ip", Key: "10.9.9.9\x1b[2J", Reason: "identity 1 is outside the cluster's range", At: testNow.Add(-time.Minute)}},
 			},
 		},
-		Tables: api.Tables{IPs: 28, Identities: 10, Nodes: 3, Services: 1},
+		Tables: api.Tables{IPs: 28, Identities: 10, Nodes: 3, Services: 1, Conflicts: 1},
 		Endpoints: api.Endpoints{Items: []api.Endpoint{
 			{Namespace: "shop", Name: "web-0", IPs: []netip.Addr{addr("10.1.1.10"), addr("fd00:10:1:1::10")}, Identity: 65793, Labels: webLabels, File: "/etc/weft/endpoints/a.yaml"},
 		}},
@@ -232,7 +286,27 @@ func TestCommands(t *testing.T) {
 		{"flows.json", well, 0, "flows -o json --last 2"},
 		{"version.txt", well, 0, "version --agent"},
 		{"version.json", well, 0, "version --agent -o json"},
+		{"status-brief.txt", unwell, 1, "status --brief --all-clusters"},
+		{"service-list.txt", well, 0, "service list"},
+		{"service-list.json", well, 0, "service list -o json"},
 		{"help.txt", well, 0, "agent --help"},
+		{"ip-list-wide.txt", well, 0, "ip list -o wide"},
+		{"ip-list.tsv", well, 0, "ip list -o tsv --no-headers"},
+		{"ip-list.yaml", well, 0, "ip list -o yaml"},
+		{"ip-list.jsonpath", well, 0, "ip list -o jsonpath={.items[*].prefix}"},
+		{"ip-conflicts.txt", well, 0, "ip conflicts"},
+		{"ip-conflicts.json", well, 0, "ip conflicts -o json"},
+		{"explain.txt", well, 0, "explain 10.2.1.10"},
+		{"explain.json", well, 0, "explain 10.2.1.10 -o json"},
+		{"explain-world.txt", well, 0, "explain 192.0.2.1"},
+		{"clusters-list.txt", well, 0, "clusters list"},
+		{"clusters-list-wide.txt", unwell, 0, "clusters list -o wide"},
+		{"clusters-get.txt", well, 0, "clusters get west"},
+		{"clusters-get.json", well, 0, "clusters get west -o json"},
+		{"clusters-rejected.txt", well, 0, "clusters rejected"},
+		{"clusters-rejected.json", well, 0, "clusters rejected west -o json"},
+		{"metrics-list.txt", well, 0, "metrics list --match ^weft_(clustermesh|rejected|packet|cert)"},
+		{"metrics.json", well, 0, "metrics -o json --match ^weft_bpf"},
 	} {
 		t.Run(tc.golden, func(t *testing.T) {
 			code, stdout, stderr := weft(t, map[string]string{"WEFT_API_SOCKET": tc.socket}, strings.Fields(tc.args)...)
@@ -240,10 +314,19 @@ func TestCommands(t *testing.T) {
 				t.Errorf("exit code %d, want %d; stderr %q", code, tc.code, stderr)
 			}
 			golden(t, tc.golden, stdout)
-			if i := strings.IndexFunc(stdout, func(r rune) bool { return r != '\n' && (r < ' ' || r == 0x7f || r == 0x9b || r == 0x202e) }); i >= 0 {
-				t.Errorf("the output would drive a terminal: %q", stdout[i:min(i+20, len(stdout))])
-			}
+			checkHarmless(t, stdout)
 		})
+	}
+}
+
+// checkHarmless: nothing in what is printed drives a terminal. Tabs part columns.
+func checkHarmless(t *testing.T, printed string) {
+	t.Helper()
+	for i, r := range printed {
+		if r != '\n' && r != '\t' && unprintable(r) {
+			t.Errorf("the output would drive a terminal: %q", printed[i:min(i+20, len(printed))])
+			return
+		}
 	}
 }
 
@@ -260,14 +343,25 @@ func TestExitCodes(t *testing.T) {
 		{"ip get 10.0.0.1 --api-socket " + socket, 1, "weft: no prefix contains 10.0.0.1: not found\n"},
 		{"identity get 7 --api-socket " + socket, 1, "weft: identity 7 is not known: not found\n"},
 		{"bpf ipcache list --bpffs /nonexistent", 1, "weft: no usable BPF file system: /nonexistent does not exist"},
-		{"", 2, "weft: weft needs one of: agent, bpf, completion, flows, "},
+		{"", 2, "weft: weft needs one of: agent, bpf, clusters, completion, explain, flows, "},
+		{"status --wait --timeout 0s", 2, "weft: --timeout 0s: want a duration above 0"},
+		{"status --wait --timeout 300ms --api-socket " + nobody, 3, "weft: agent unreachable at "},
+		{"monitor --last 1 --api-socket " + socket, 0, ""},
 		{"nonsense", 2, `weft: unknown command "nonsense" for "weft" (see ` + "`weft --help`)\n"},
-		{"ip", 2, "weft: weft ip needs one of: get, list\n"},
+		{"ip", 2, "weft: weft ip needs one of: conflicts, get, list\n"},
 		{"ip nonsense", 2, `weft: unknown command "nonsense" for "weft ip"`},
 		{"ip get", 2, "weft: accepts 1 arg(s), received 0"},
 		{"ip get nonsense", 2, `weft: "nonsense" is not an IP address`},
 		{"ip list extra", 2, "weft: accepts 0 arg(s), received 1"},
-		{"ip list -o yaml", 2, `weft: invalid argument "yaml" for "-o, --output" flag: want table or json`},
+		{"ip list -o xml", 2, `weft: invalid argument "xml" for "-o, --output" flag: want table, wide, tsv, json, yaml, or jsonpath=`},
+		{"ip list -o json=x", 2, `weft: invalid argument "json=x" for "-o, --output" flag: want table`},
+		{"ip list -o jsonpath={.items[", 2, `weft: invalid argument "jsonpath={.items[" for "-o, --output" flag: jsonpath $.items[: `},
+		{"ip list --watch --interval 1ms", 2, "weft: --interval 1ms: want at least 100ms"},
+		{"clusters get nowhere --api-socket " + socket, 1, "weft: cluster nowhere is not followed: not found: there are west, east\n"},
+		{"clusters rejected nowhere --api-socket " + socket, 1, "weft: cluster nowhere is not followed: not found"},
+		{"metrics --match ( --api-socket " + socket, 2, "weft: --match: "},
+		{"explain west", 2, `weft: "west" is not an IP address`},
+		{"agent --metrics-address 192.0.2.1:80", 2, "weft: --metrics-address 192.0.2.1:80: want an address of the loopback device and a port"},
 		{"ip list --nonsense", 2, "weft: unknown flag: --nonsense"},
 		{"identity get web", 2, `weft: identity "web": want a number`},
 		{"flows --last -5", 2, "weft: --last -5: want a number of flows"},
@@ -285,27 +379,9 @@ func TestExitCodes(t *testing.T) {
 }
 
 func TestBadEnvironmentIsUsage(t *testing.T) {
-	code, _, stderr := weft(t, map[string]string{"WEFT_OUTPUT": "yaml"}, "version")
-	if want := "weft: WEFT_OUTPUT=\"yaml\": want table or json (see `weft --help`)\n"; code != 2 || stderr != want {
+	code, _, stderr := weft(t, map[string]string{"WEFT_OUTPUT": "xml"}, "version")
+	const want = "weft: WEFT_OUTPUT=\"xml\": want table, wide, tsv, json, yaml, or jsonpath= and a path such as {.items[*].prefix} (see `weft --help`)\n"
+	if code != 2 || stderr != want {
 		t.Errorf("exit code %d, stderr %q, want 2, %q", code, stderr, want)
-	}
-}
-
-func TestPrintable(t *testing.T) {
-	for s, want := range map[string]string{
-		"plain, ünïcödé └": "plain, ünïcödé └",
-		"esc\x1b[2J":       `esc\x1b[2J`,
-		"a\nb":             `a\nb`,
-		"rtl\u202e":        `rtl\u202e`,
-		"c1\u009b":         `c1\u009b`,
-		"bad\xff":          `bad\xff`,
-		"say \"hi\"\x00":   `say "hi"\x00`,
-	} {
-		if got := printable(s); got != want {
-			t.Errorf("printable(%q) = %s, want %s", s, got, want)
-		}
-	}
-	if got := harmless([]byte(`{"a":"x` + "\u009b\u202e\U000e0001" + `"}`)); got != `{"a":"x\u009b\u202e\udb40\udc01"}` {
-		t.Errorf("harmless: %s", got)
 	}
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"strconv"
 	"strings"
 
@@ -12,30 +13,32 @@ import (
 )
 
 func nodeCommand(env environment, c *clientOptions) *cobra.Command {
-	var output *format
-	list := newCommand("list", "List the nodes of every cluster", func(cmd *cobra.Command, _ []string) error {
-		nodes, err := api.NewClient(c.socket).Nodes(cmd.Context())
-		if err != nil {
-			return err
-		}
-		if *output == formatJSON {
-			return printJSON(env.stdout, api.List[api.Node]{Meta: api.MetaOf(api.KindNodeList), Items: nodes})
-		}
-		t := newTable(env.stdout, "NAME", "CLUSTER", "ADDRESSES", "POD CIDRS", "KEY")
-		for _, n := range nodes {
-			name := n.Cluster + "/" + n.Name
-			if n.Local {
-				name += " (local)"
-			}
-			var addresses []string
-			for _, a := range n.Addresses {
-				addresses = append(addresses, a.IP.String())
-			}
-			t.row(name, strconv.FormatUint(uint64(n.ClusterID), 10), orDash(strings.Join(addresses, ",")),
-				orDash(strings.Join(texts(n.PodCIDRs), ",")), strconv.Itoa(int(n.EncryptKey)))
-		}
-		return t.flush()
+	list := listCommand(env, "list", "List the nodes of every cluster", listing[api.Node]{
+		kind:  api.KindNodeList,
+		key:   func(n *api.Node) string { return n.Cluster + "/" + n.Name },
+		fetch: func(ctx context.Context, _ []string) ([]api.Node, error) { return api.NewClient(c.socket).Nodes(ctx) },
+		columns: []column[api.Node]{
+			{title: "NAME", cell: nodeText},
+			{title: "CLUSTER", cell: func(n *api.Node) string { return strconv.FormatUint(uint64(n.ClusterID), 10) }},
+			{title: "ADDRESSES", cell: func(n *api.Node) string {
+				var addresses []string
+				for _, a := range n.Addresses {
+					addresses = append(addresses, a.IP.String())
+				}
+				return orDash(strings.Join(addresses, ","))
+			}},
+			{title: "POD CIDRS", cell: func(n *api.Node) string { return orDash(strings.Join(texts(n.PodCIDRs), ",")) }},
+			{title: "KEY", cell: func(n *api.Node) string { return strconv.Itoa(int(n.EncryptKey)) }},
+		},
 	})
-	output = outputFlag(list)
+	list.Aliases = []string{"ls"}
 	return group("node", "The nodes of every cluster", list)
+}
+
+func nodeText(n *api.Node) string {
+	name := n.Cluster + "/" + n.Name
+	if n.Local {
+		name += " (local)"
+	}
+	return name
 }

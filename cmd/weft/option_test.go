@@ -71,6 +71,7 @@ var others = map[string][3]string{
 	"routing-mode":              {"native", "native", "native"},
 	"max-ipcache-entries":       {"1", "2", "3"},
 	"flow-sample":               {"1", "2", "3"},
+	"metrics-address":           {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
 	"log-level":                 {"DEBUG", "WARN", "ERROR"},
 }
 
@@ -144,7 +145,7 @@ func optionIn(t *testing.T, cfg agentConfig, name string) string {
 		"clustermesh-cache-ttl": cfg.cacheTTL, "clustermesh-cache-ttl-all": cfg.cacheTTLAll,
 		"node-ip-preference": strings.Join(texts(cfg.nodeIPPreference), ","),
 		"kvstore-config":     cfg.kvstoreConfig, "endpoints-dir": cfg.endpointsDir, "routing-mode": cfg.routingMode,
-		"max-ipcache-entries": cfg.maxEntries, "flow-sample": cfg.flowSample, "log-level": cfg.logLevel,
+		"max-ipcache-entries": cfg.maxEntries, "flow-sample": cfg.flowSample, "log-level": cfg.logLevel, "metrics-address": cfg.metricsAddress,
 		"node-ip": strings.Join(texts(cfg.nodeIPs), ","), "pod-cidr": strings.Join(texts(cfg.podCIDRs), ","),
 		"devices": strings.Join(cfg.devices, ","), "kvstore-opt": strings.Join(texts(cfg.kvstoreOpts), ","),
 		"kvstore-lease-ttl": cfg.kvstoreLeaseTTL,

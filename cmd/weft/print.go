@@ -3,28 +3,35 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"text/tabwriter"
-	"unicode/utf8"
 
+	"github.com/ohler55/ojg/jp"
+	"github.com/ohler55/ojg/oj"
 	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
 )
 
 // format is how a command prints its result.
 type format string
 
 const (
-	formatTable format = "table"
-	formatJSON  format = "json"
+	formatTable    format = "table"
+	formatWide     format = "wide"
+	formatTSV      format = "tsv"
+	formatJSON     format = "json"
+	formatYAML     format = "yaml"
+	formatJSONPath format = "jsonpath"
 )
 
 func (f *format) String() string { return string(*f) }
 func (f *format) Type() string   { return "format" }
 
+// Set takes the formats of a command that has no others.
 func (f *format) Set(text string) error {
 	switch format(text) {
 	case formatTable, formatJSON:
@@ -38,39 +45,158 @@ func (f *format) Set(text string) error {
 func outputFlag(cmd *cobra.Command) *format {
 	f := formatTable
 	cmd.Flags().VarP(&f, "output", "o", "table, or json: objects with apiVersion and kind")
-	// The error tells of a flag that does not exist; this one does.
-	_ = cmd.RegisterFlagCompletionFunc("output",
-		cobra.FixedCompletions([]cobra.Completion{string(formatTable), string(formatJSON)}, cobra.ShellCompDirectiveNoFileComp))
+	completeOutput(cmd, formatTable, formatJSON)
 	return &f
 }
 
-// newCommand is a command that takes exactly the arguments that use names in capitals.
-func newCommand(use, short string, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
-	arguments := len(strings.Fields(use)) - 1
-	return &cobra.Command{
-		Use: use, Short: short, Args: cobra.ExactArgs(arguments), RunE: run,
-		ValidArgsFunction: cobra.NoFileCompletions,
+// completeOutput offers the formats to the shell. The error tells of a flag that does not exist; this one does.
+func completeOutput(cmd *cobra.Command, formats ...format) {
+	var words []cobra.Completion
+	for _, f := range formats {
+		words = append(words, string(f))
 	}
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// printable returns s with all that does not print, or would change what is printed around it, escaped as in a Go string.
-// Names, labels and reasons come from other clusters and must not drive the reader's terminal.
-func printable(s string) string {
-	if utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
-		return s
+// output is how a command prints its result, in every form that there is. It is the value of --output.
+type output struct {
+	format    format
+	text      string  // as given
+	path      jp.Expr // of jsonpath
+	noHeaders bool
+}
+
+// outputFlags gives a command the options that say how its result is printed.
+func outputFlags(cmd *cobra.Command) *output {
+	o := &output{format: formatTable, text: string(formatTable)}
+	cmd.Flags().VarP(o, "output", "o", "table, wide (all columns), tsv (these, parted by tabs), json or yaml (objects with apiVersion and "+
+		"kind), or jsonpath=PATH into these")
+	cmd.Flags().BoolVar(&o.noHeaders, "no-headers", false, "leave out the titles of the columns")
+	completeOutput(cmd, formatTable, formatWide, formatTSV, formatJSON, formatYAML, formatJSONPath+"=")
+	return o
+}
+
+func (o *output) String() string { return o.text }
+func (o *output) Type() string   { return "format" }
+
+func (o *output) Set(text string) error {
+	name, path, hasPath := strings.Cut(text, "=")
+	switch f := format(name); {
+	case f == formatJSONPath && hasPath:
+		// As for kubectl: {.items[*].prefix}. What it prints around a path, and range, is not known here.
+		path = strings.TrimSuffix(strings.TrimPrefix(path, "{"), "}")
+		if !strings.HasPrefix(path, "$") {
+			path = "$" + path
+		}
+		expr, err := jp.ParseString(path)
+		if err != nil {
+			return fmt.Errorf("jsonpath %s: %w", path, err)
+		}
+		o.format, o.path = f, expr
+	case hasPath:
+		return o.unknown()
+	case f == formatTable || f == formatWide || f == formatTSV || f == formatJSON || f == formatYAML:
+		o.format = f
+	default:
+		return o.unknown()
 	}
-	quoted := strconv.Quote(s)
-	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
+	o.text = text
+	return nil
+}
+
+func (*output) unknown() error {
+	return fmt.Errorf("want table, wide, tsv, json, yaml, or jsonpath= and a path such as {.items[*].prefix}")
+}
+
+// forPrograms: an object is printed, not a table.
+func (o *output) forPrograms() bool {
+	return o.format == formatJSON || o.format == formatYAML || o.format == formatJSONPath
+}
+
+// full: every column is shown.
+func (o *output) full() bool { return o.format == formatWide || o.format == formatTSV }
+
+// object prints an object for programs.
+func (o *output) object(w io.Writer, object any) error {
+	switch o.format {
+	case formatYAML:
+		return printYAML(w, object)
+	case formatJSONPath:
+		return o.printPath(w, object)
+	}
+	return printJSON(w, object)
+}
+
+// line prints an object as one of many: JSON in one line, YAML as a document.
+func (o *output) line(w io.Writer, object any) error {
+	switch o.format {
+	case formatYAML:
+		if _, err := io.WriteString(w, "---\n"); err != nil {
+			return err
+		}
+		return printYAML(w, object)
+	case formatJSONPath:
+		return o.printPath(w, object)
+	}
+	return printLine(w, object)
+}
+
+// show prints an object for programs, or else as people does.
+func (o *output) show(w io.Writer, object any, people func(*table)) error {
+	if o.forPrograms() {
+		return o.object(w, object)
+	}
+	t := o.table(w)
+	people(t)
+	return t.flush()
+}
+
+// table begins a table in the form that was asked for.
+func (o *output) table(w io.Writer, columns ...string) *table {
+	t := newTable(w)
+	t.bare = o.format == formatTSV
+	if len(columns) > 0 && !o.noHeaders {
+		t.row(columns...)
+	}
+	return t
+}
+
+// printPath prints what the path leads to, each value in a line: text as it is, all else as JSON.
+func (o *output) printPath(w io.Writer, object any) error {
+	text, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	parsed, err := oj.Parse(text)
+	if err != nil {
+		return err
+	}
+	for _, value := range o.path.Get(parsed) {
+		line, isText := value.(string)
+		if !isText {
+			text, err := json.Marshal(value)
+			if err != nil {
+				return err
+			}
+			line = harmless(text)
+		}
+		if _, err := fmt.Fprintln(w, printable(line)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // table prints rows in columns. Every cell is made printable.
 type table struct {
-	w *tabwriter.Writer
+	out  io.Writer
+	w    *tabwriter.Writer
+	bare bool // columns are parted by one tab each, for programs
 }
 
 // newTable begins a table with a header; without one if there are no columns.
 func newTable(w io.Writer, columns ...string) *table {
-	t := &table{w: tabwriter.NewWriter(w, 5, 0, 3, ' ', 0)}
+	t := &table{out: w, w: tabwriter.NewWriter(w, 5, 0, 3, ' ', 0)}
 	if len(columns) > 0 {
 		t.row(columns...)
 	}
@@ -81,7 +207,19 @@ func (t *table) row(cells ...string) {
 	for i, cell := range cells {
 		cells[i] = printable(cell)
 	}
+	if t.bare {
+		fmt.Fprintln(t.out, strings.Join(cells, "\t"))
+		return
+	}
 	fmt.Fprintln(t.w, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
+}
+
+// rows prints values below each other, the first one titled.
+func (t *table) rows(title string, values []string) {
+	for _, v := range values {
+		t.row(title, v)
+		title = ""
+	}
 }
 
 func (t *table) flush() error { return t.w.Flush() }
@@ -106,21 +244,35 @@ func printLine(w io.Writer, object any) error {
 	return err
 }
 
-// harmless escapes what JSON lets pass but a terminal may act upon: control characters above ASCII, changes of direction.
-func harmless(text []byte) string {
-	var b strings.Builder
-	for _, r := range string(text) {
-		switch {
-		case r == '\n' || strconv.IsPrint(r):
-			b.WriteRune(r)
-		case r > 0xffff:
-			r -= 0x10000
-			fmt.Fprintf(&b, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
-		default:
-			fmt.Fprintf(&b, `\u%04x`, r)
-		}
+// printYAML prints an object with the names and the order that it has in JSON.
+func printYAML(w io.Writer, object any) error {
+	text, err := json.Marshal(object)
+	if err != nil {
+		return err
 	}
-	return b.String()
+	var document yaml.Node
+	if err := yaml.Unmarshal([]byte(harmlessYAML(text)), &document); err != nil {
+		return err
+	}
+	inBlocks(&document)
+	var out bytes.Buffer
+	encoder := yaml.NewEncoder(&out)
+	encoder.SetIndent(2)
+	if err := encoder.Encode(&document); err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, harmlessYAML(out.Bytes()))
+	return err
+}
+
+// inBlocks lays out what was JSON as people write YAML. Only between quotes can an escape stand, so what needs one keeps them.
+func inBlocks(n *yaml.Node) {
+	if n.Kind != yaml.ScalarNode || !strings.ContainsFunc(n.Value, unprintable) {
+		n.Style = 0
+	}
+	for _, child := range n.Content {
+		inBlocks(child)
+	}
 }
 
 // orDash shows what is empty.

@@ -27,7 +27,7 @@ func (a *agent) status() api.Status {
 		Config:    []api.ConfigError{},
 		Tasks:     a.taskStatus(),
 	}
-	s.Tables = api.Tables{IPs: a.ips.Len(), Identities: a.identities.Len(), Services: a.services.Len()}
+	s.Tables = api.Tables{IPs: a.ips.Len(), Identities: a.identities.Len(), Services: a.services.Len(), Conflicts: a.ips.Conflicted()}
 	nodes, _ := a.nodes.Snapshot()
 	s.Tables.Nodes = len(nodes)
 	for _, r := range a.mesh.Status() {
@@ -50,6 +50,7 @@ func (a *agent) kvstoreStatus() *api.KVStore {
 		State: string(c.State), Since: c.Since, Warning: c.Warning,
 		EtcdClusterID: hex(c.EtcdClusterID), Revision: c.Revision, Ready: isClosed(a.writer.Ready()), Keys: w.Keys, Pending: w.Pending,
 		Leases: []string{}, LastError: errorText(w.LastError), LastErrorAt: w.LastErrorAt, KeyErrors: map[string]string{},
+		LastContact: c.LastContact, Certificates: api.Certificates{Client: c.CertNotAfter, Server: c.ServerCertNotAfter},
 	}
 	if c.LastErrorAt.After(w.LastErrorAt) {
 		k.LastError, k.LastErrorAt = errorText(c.LastError), c.LastErrorAt
@@ -74,6 +75,7 @@ func makeCluster(r *mesh.RemoteStatus) api.Cluster {
 		},
 		Failures: r.Failures, Reconnects: r.Reconnects, LastError: r.LastError, LastErrorAt: r.LastErrorAt, Rejected: r.Rejected,
 		LastSuccess: r.LastSuccess, StaleSince: r.StaleSince, Withdrawn: r.Withdrawn,
+		Certificates: api.Certificates{Client: r.CertNotAfter, Server: r.ServerCertNotAfter},
 	}
 	for _, x := range r.LastRejections {
 		c.Rejections = append(c.Rejections, api.Rejection{Kind: x.Kind, Key: x.Key, Reason: x.Reason, At: x.At})
@@ -107,7 +109,8 @@ func (a *agent) datapathStatus() api.Datapath {
 		Map: api.Map{
 			Pin: filepath.Join(d.PinDir, "ipcache"), Entries: d.IPCache.Entries, MaxEntries: d.IPCache.MaxEntries,
 			Pending: d.IPCache.Pending, Full: d.IPCache.Full, Unclaimed: d.IPCache.Unclaimed, Failures: d.IPCache.Failures,
-			Error: d.IPCache.LastError,
+			Error: d.IPCache.LastError, Adopted: d.IPCache.Adopted, Written: d.IPCache.Written, Deleted: d.IPCache.Deleted,
+			Pruned: d.IPCache.Pruned,
 		},
 		Flows: api.FlowStat{Received: d.Flows.Received, Lost: d.Flows.Dropped},
 	}

@@ -4,6 +4,8 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -17,34 +19,86 @@ import (
 	"github.com/weftmesh/weft/api"
 )
 
+// statusOptions say what of the status is shown, and when.
+type statusOptions struct {
+	out         *output
+	controllers bool
+	brief       bool
+	wait        bool
+	timeout     time.Duration
+}
+
 func statusCommand(env environment, c *clientOptions) *cobra.Command {
-	var (
-		output      *format
-		controllers bool
-	)
+	o := new(statusOptions)
 	cmd := newCommand("status", "Show how the agent, the clusters it follows and the kernel are", func(cmd *cobra.Command, _ []string) error {
-		s, err := api.NewClient(c.socket).Status(cmd.Context())
+		ask := api.NewClient(c.socket).Status
+		if o.wait {
+			ask = o.untilHealthy(ask)
+		}
+		s, err := ask(cmd.Context())
 		if err != nil {
 			return err
 		}
-		if *output == formatJSON {
-			err = printJSON(env.stdout, s)
-		} else {
-			p := &statusPrinter{w: env.stdout, now: env.now(), s: &s}
-			p.print()
-			if controllers {
-				err = p.controllers()
+		if err := o.print(env, &s); err != nil || s.Healthy {
+			return err
+		}
+		return errUnhealthy
+	})
+	o.out = outputFlags(cmd)
+	flags := cmd.Flags()
+	flags.BoolVar(&o.controllers, "all-controllers", false, "show every part of the agent that runs by itself, too")
+	flags.BoolVar(&o.brief, "brief", false, "show the verdict and the problems alone")
+	flags.BoolVar(&o.wait, "wait", false, "wait until an agent answers and all is well")
+	flags.DurationVar(&o.timeout, "timeout", 5*time.Minute, "how long --wait waits, a `duration`; then the status is shown as it is")
+	flags.Bool("all-clusters", true, "shown they are always")
+	// The error tells of a flag that does not exist; this one does.
+	_ = flags.MarkHidden("all-clusters")
+	return cmd
+}
+
+// waitInterval is how often --wait looks.
+const waitInterval = 250 * time.Millisecond
+
+// untilHealthy asks again and again until all is well, and gives the last answer when the time is over.
+func (o *statusOptions) untilHealthy(ask func(context.Context) (api.Status, error)) func(context.Context) (api.Status, error) {
+	return func(ctx context.Context) (api.Status, error) {
+		if o.timeout <= 0 {
+			return api.Status{}, usagef("--timeout %s: want a duration above 0", o.timeout)
+		}
+		over := time.NewTimer(o.timeout)
+		defer over.Stop()
+		ticker := time.NewTicker(waitInterval)
+		defer ticker.Stop()
+		for {
+			s, err := ask(ctx)
+			if err == nil && s.Healthy || err != nil && !errors.Is(err, api.ErrUnreachable) {
+				return s, err
+			}
+			select {
+			case <-ctx.Done():
+				return s, cmp.Or(err, ctx.Err())
+			case <-over.C:
+				return s, err
+			case <-ticker.C:
 			}
 		}
-		if err == nil && !s.Healthy {
-			return errUnhealthy
-		}
-		return err
-	})
-	cmd.Long = "Show how the agent, the clusters it follows and the kernel are. The exit code is 0 if all is well, 1 if it is not."
-	output = outputFlag(cmd)
-	cmd.Flags().BoolVar(&controllers, "all-controllers", false, "show every part of the agent that runs by itself, too")
-	return cmd
+	}
+}
+
+func (o *statusOptions) print(env environment, s *api.Status) error {
+	if o.out.forPrograms() {
+		return o.out.object(env.stdout, s)
+	}
+	p := &statusPrinter{w: env.stdout, now: env.now(), s: s}
+	if o.brief {
+		p.health()
+		return nil
+	}
+	p.print()
+	if o.controllers {
+		return p.controllers()
+	}
+	return nil
 }
 
 // statusPrinter prints a status for people, on one screen.
@@ -52,6 +106,8 @@ type statusPrinter struct {
 	w   io.Writer
 	now time.Time
 	s   *api.Status
+	// full: one cluster alone is asked for, so there is room for all that is known of it.
+	full bool
 }
 
 const statusIndent = 15 // where values begin
@@ -69,13 +125,18 @@ func (p *statusPrinter) branch(format string, args ...any) {
 	fmt.Fprintln(p.w, printable("   └  "+fmt.Sprintf(format, args...)))
 }
 
+// health prints the verdict, and what is wrong.
+func (p *statusPrinter) health() {
+	p.line("Health", "%s", healthText(p.s))
+	for _, problem := range p.s.Problems {
+		p.branch("%s", problem)
+	}
+}
+
 func (p *statusPrinter) print() {
 	s := p.s
 	p.line("Agent", "%s, up %s", s.Version, age(p.now, s.Started))
-	p.line("Health", "%s", healthText(s))
-	for _, problem := range s.Problems {
-		p.branch("%s", problem)
-	}
+	p.health()
 	p.line("Cluster", "%s, id %d of at most %d", s.Cluster.Name, s.Cluster.ID, s.Cluster.MaxConnectedClusters)
 	p.line("Node", "%s: %s", s.Node.Name, orDash(strings.Join(texts(s.Node.IPs), ", ")))
 	if len(s.Node.PodCIDRs) > 0 {
@@ -84,8 +145,11 @@ func (p *statusPrinter) print() {
 	p.kvstore()
 	p.clusters()
 	p.endpoints()
-	p.line("Tables", "%s, %s, %s, %s", count(s.Tables.IPs, "ip"), count(s.Tables.Identities, "identity"),
-		count(s.Tables.Nodes, "node"), count(s.Tables.Services, "service"))
+	p.line("Tables", "%s, %s, %s, %s, %s", count(s.Tables.IPs, "ip"), count(s.Tables.Identities, "identity"),
+		count(s.Tables.Nodes, "node"), count(s.Tables.Services, "service"), count(s.Tables.Conflicts, "conflict"))
+	if s.Tables.Conflicts > 0 {
+		p.branch("several clusters or sources claim one prefix for different things: see weft ip conflicts")
+	}
 	p.datapath()
 }
 
@@ -106,6 +170,7 @@ func (p *statusPrinter) kvstore() {
 		orDash(strings.Join(k.Leases, ",")))
 	p.etcd(k.Endpoints, k.ServerVersion, k.EtcdClusterID, k.Revision, 0)
 	p.warning(k.Warning)
+	p.certificates(k.Certificates)
 	p.lastError(k.LastError, k.LastErrorAt)
 }
 
@@ -115,6 +180,32 @@ func (p *statusPrinter) etcd(endpoints []string, version, clusterID string, revi
 		behind = fmt.Sprintf(", lag=%d", lag)
 	}
 	p.branch("etcd: %s - %s, cluster-id=%s, revision=%d%s", orDash(strings.Join(endpoints, ",")), orDash(version), orDash(clusterID), revision, behind)
+}
+
+// certSoon is how long before its end a certificate is pointed out.
+const certSoon = 30 * 24 * time.Hour
+
+func (p *statusPrinter) certificates(c api.Certificates) {
+	var texts []string
+	for _, cert := range []struct {
+		name  string
+		until time.Time
+	}{{"client", c.Client}, {"server", c.Server}} {
+		left := cert.until.Sub(p.now)
+		switch {
+		case cert.until.IsZero():
+			continue
+		case left <= 0:
+			texts = append(texts, fmt.Sprintf("%s has EXPIRED on %s", cert.name, cert.until.UTC().Format(time.DateTime)))
+		case left < certSoon:
+			texts = append(texts, fmt.Sprintf("%s expires SOON, in %s", cert.name, age(cert.until, p.now)))
+		default:
+			texts = append(texts, fmt.Sprintf("%s expires in %s", cert.name, age(cert.until, p.now)))
+		}
+	}
+	if len(texts) > 0 {
+		p.branch("certificates: %s", strings.Join(texts, ", "))
+	}
 }
 
 func (p *statusPrinter) warning(text string) {
@@ -161,6 +252,11 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 	if len(c.Endpoints) > 0 {
 		p.etcd(c.Endpoints, c.ServerVersion, c.EtcdClusterID, c.Revision, c.Lag)
 		p.warning(c.Warning)
+		p.certificates(c.Certificates)
+	}
+	if p.full {
+		p.branch("configuration file: %s", orDash(c.ConfigFile))
+		p.branch("last answer: %s, %s", answered(p.now, c.LastSuccess), count(int(c.Failures), "failure"))
 	}
 	if c.ID != 0 && !c.Own {
 		p.branch("remote configuration: cluster-id=%d, kvstoremesh=%t, sync-canaries=%t", c.ID, c.Cached, c.Canaries)
@@ -199,6 +295,9 @@ func (p *statusPrinter) rejections(c *api.Cluster) {
 		last = fmt.Sprintf("; last (%s): %s %s: %s", ago(p.now, r.At), r.Kind, r.Key, r.Reason)
 	}
 	p.branch("rejected: %s%s", strings.Join(reasons, ", "), last)
+	if p.full {
+		p.branch("the last %d of them: see weft clusters rejected %s", len(c.Rejections), c.Name)
+	}
 }
 
 // shownEndpoints keeps the status of a busy node on one screen.

@@ -34,7 +34,7 @@ func versionInfo() api.VersionInfo {
 }
 
 func versionCommand(env environment, c *clientOptions) *cobra.Command {
-	var output *format
+	var out *output
 	var agent *bool
 	cmd := newCommand("version", "Show the version of this binary, or of the running agent", func(cmd *cobra.Command, _ []string) error {
 		v := versionInfo()
@@ -44,17 +44,13 @@ func versionCommand(env environment, c *clientOptions) *cobra.Command {
 				return err
 			}
 		}
-		if *output == formatJSON {
-			return printJSON(env.stdout, v)
-		}
 		revision := ""
 		if v.Revision != "" {
 			revision = " (" + v.Revision + ")"
 		}
-		_, err := fmt.Fprintln(env.stdout, printable(fmt.Sprintf("weft %s%s %s %s", v.Version, revision, v.Go, v.Platform)))
-		return err
+		return out.show(env.stdout, v, func(t *table) { t.row(fmt.Sprintf("weft %s%s %s %s", v.Version, revision, v.Go, v.Platform)) })
 	})
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	agent = cmd.Flags().Bool("agent", false, "ask the running agent instead")
 	return cmd
 }

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// help is what a command says of itself beyond its one line.
+type help struct {
+	long     string
+	examples []string
+}
+
+// helpTexts has the help of every command that does something, by its name below weft. It stands in one place because it is
+// one text: the reference in docs/reference and the manual pages are made of it.
+var helpTexts = map[string]help{
+	"agent": {"Run the agent of this node until it is interrupted. It follows the clusters of --clustermesh-config, keeps the kernel equal to " +
+		"what it reads, and publishes this node and its workloads with --kvstore-config. What is in the kernel and in etcd stays when it ends.",
+		[]string{
+			"weft agent --cluster-name east --cluster-id 1 --clustermesh-config /etc/weft/clustermesh",
+			"weft agent --config /etc/weft/agent.yaml --log-level debug",
+			"weft agent --config /etc/weft/agent.yaml --metrics-address 127.0.0.1:9879",
+		}},
+	"status": {"Show how the agent, the clusters it follows and the kernel are, on one screen, with a tree for each cluster. The exit code is 0 if " +
+		"all is well, 1 if it is not, 3 if no agent answers.",
+		[]string{"weft status", "weft status --all-controllers", "weft status --wait --timeout 1m --brief", "weft status -o jsonpath={.problems[*]}"}},
+	"ip list": {"List every prefix that somebody claims, with the claim that is in force. With --watch, go on with what is added, changes or is " +
+		"removed.",
+		[]string{"weft ip list", "weft ip list -o wide --watch", "weft ip list -o jsonpath='{.items[*].prefix}'"}},
+	"ip get": {"Show whose an address is: the claim in force for the longest known prefix that contains it, and the claims that it keeps out. " +
+		"`weft explain` tells why, and what the kernel makes of it.",
+		[]string{"weft ip get 10.2.1.10", "weft ip get fd00:10:2:1::10 -o yaml"}},
+	"ip conflicts": {"List the prefixes of which several clusters or sources say different things: the claim that is in force, those that it keeps " +
+		"out, and what it has before them. One of them is wrong; when a claim goes, the next one takes over.",
+		[]string{"weft ip conflicts", "weft ip conflicts --watch"}},
+	"explain": {"Tell all that is known of an address: every claim for every prefix that contains it, with the cluster, the key in its etcd, the " +
+		"revision and the age; which claim is in force and why; the labels of the identity; the node behind the address; the kernel's entry, and " +
+		"whether it is what the agent wants; the route that the kernel takes; the state of the cluster. While no agent answers, the kernel " +
+		"alone is asked, and the exit code is 3.",
+		[]string{"weft explain 10.2.1.10", "weft explain 10.2.1.10 -o json", "weft explain fd00:10:2:1::10"}},
+	"node list":     {"List the nodes of every cluster, with their addresses, the prefixes of their pods, and their encryption key.", []string{"weft node list", "weft node list -o json"}},
+	"identity list": {"List the identities of every cluster, with the labels that they stand for.", []string{"weft identity list", "weft identity list --watch"}},
+	"identity get": {"Show which labels an identity stands for, and which cluster allocated it. Reserved identities go by their names, too.",
+		[]string{"weft identity get 131329", "weft identity get remote-node"}},
+	"clusters list": {"List the clusters that the agent follows: state, counts, the revision of their etcd and how far behind it we are, how fresh " +
+		"that is, and how much was rejected. The own cluster, followed for its other nodes, stands last.",
+		[]string{"weft clusters list", "weft clusters list -o wide", "weft clusters list --watch"}},
+	"clusters get": {"Show everything about a cluster as a tree: its etcd, certificates, configuration, what has been listed, what was rejected, and " +
+		"the last error.",
+		[]string{"weft clusters get west", "weft clusters get west -o yaml"}},
+	"clusters rejected": {"Show what clusters published that was not accepted, of all clusters or of one: how often for which reason since the agent " +
+		"started, and the last 100 of each cluster with time, key and reason. What is rejected never reaches the kernel.",
+		[]string{"weft clusters rejected", "weft clusters rejected west", "weft clusters rejected west -o json"}},
+	"metrics": {"Show the metrics of the agent, those that Prometheus reads from /metrics, as they are now. They are on the agent's socket, and " +
+		"on TCP with --metrics-address.",
+		[]string{"weft metrics", "weft metrics --match ^weft_clustermesh"}},
+	"metrics list": {"List the metrics of the agent, those that Prometheus reads from /metrics, as they are now. Histograms come as their buckets.",
+		[]string{"weft metrics list", "weft metrics list --match bpf_map -o json"}},
+	"service list": {"List the services that the clusters share, with their addresses and how many backends each has. The backends are in the " +
+		"objects for programs.",
+		[]string{"weft service list", "weft service list -o yaml"}},
+	"bpf ipcache list": {"List the entries of the kernel's map that identifies addresses, read off its pin: it needs no agent.",
+		[]string{"weft bpf ipcache list", "weft bpf ipcache list -o json"}},
+	"bpf ipcache get": {"Look an address up in the kernel's map as the programs do. It needs no agent. The kernel tells the value, not the prefix " +
+		"that it stands for.",
+		[]string{"weft bpf ipcache get 10.2.1.10"}},
+	"bpf counters list": {"List the packets and bytes that the programs have seen, by direction, identity of the peer, and verdict, read off the " +
+		"kernel's map: it needs no agent. The counters outlive the agent.",
+		[]string{"weft bpf counters list", "weft bpf counters list --watch"}},
+	"flows": {"Show sampled packets with the identities of both sides, as the kernel's programs saw them: the agent remembers the last 4096. How " +
+		"many packets are sampled is the agent's --flow-sample.",
+		[]string{"weft flows", "weft flows --follow", "weft flows --last 10 -o json"}},
+	"kvstore get": {"Print the value of a key in an etcd, or, with --recursive, of all keys that begin with it. It needs no agent. As JSON, it is a " +
+		"dump that `weft kvstore set --from` loads.",
+		[]string{
+			"weft kvstore get cilium/cluster-config/east --kvstore-config /etc/weft/kvstore.yaml",
+			"weft kvstore get --recursive cilium/ --cluster west --clustermesh-config /etc/weft/clustermesh -o json",
+		}},
+	"kvstore list": {"List the keys of an etcd that begin with a prefix, with their revision, version and lease, without their values.",
+		[]string{"weft kvstore list cilium/state/nodes/v1/ --kvstore-config /etc/weft/kvstore.yaml"}},
+	"kvstore watch": {"Print what is below a prefix of an etcd, and then what happens to it, until interrupted. A lost connection is made again, and " +
+		"what happened meanwhile is told.",
+		[]string{"weft kvstore watch cilium/state/ip/ --changes-only --kvstore-config /etc/weft/kvstore.yaml"}},
+	"kvstore set": {"Write a key of an etcd, or, with --from, all keys of a dump, without a lease. What a mesh publishes is written by its agents " +
+		"and operators; this is for repairs and tests.",
+		[]string{"weft kvstore set example/key value --kvstore-config /etc/weft/kvstore.yaml"}},
+	"kvstore delete": {"Delete a key of an etcd, or, with --recursive, all keys that begin with it. Agents write again what they publish.",
+		[]string{"weft kvstore delete example/key --kvstore-config /etc/weft/kvstore.yaml"}},
+	"kvstore leases": {"List the leases of an etcd with the time they have left, how long they were granted for, and the keys that go when they do.",
+		[]string{"weft kvstore leases --kvstore-config /etc/weft/kvstore.yaml"}},
+	"troubleshoot kvstore": {"", []string{
+		"weft troubleshoot kvstore --clustermesh-config /etc/weft/clustermesh",
+		"weft troubleshoot kvstore west --clustermesh-config /etc/weft/clustermesh",
+	}},
+	"version": {"Show the version of this binary, the revision of its source, and the Go release that built it; or, with --agent, those of the " +
+		"running agent, which may be another one after an upgrade.",
+		[]string{"weft version", "weft version --agent -o json"}},
+}
+
+// helpWidth is where the lines of a paragraph end.
+const helpWidth = 100
+
+// addHelp gives the commands below cmd their texts. A command that brings its own keeps it.
+func addHelp(cmd *cobra.Command) {
+	_, path, _ := strings.Cut(cmd.CommandPath(), " ")
+	if h, ok := helpTexts[path]; ok {
+		if cmd.Long == "" {
+			cmd.Long = wrap(h.long, helpWidth)
+		}
+		if cmd.Example == "" {
+			cmd.Example = "  " + strings.Join(h.examples, "\n  ")
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		addHelp(sub)
+	}
+}
+
+// wrap breaks a text into lines of at most width characters, if no word is longer.
+func wrap(text string, width int) string {
+	var b strings.Builder
+	length := 0
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case length == 0:
+		case length+1+len(word) > width:
+			b.WriteByte('\n')
+			length = 0
+		default:
+			b.WriteByte(' ')
+			length++
+		}
+		b.WriteString(word)
+		length += len(word)
+	}
+	return b.String()
+}

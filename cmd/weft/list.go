@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftmesh/weft/api"
+)
+
+// listing is a list of objects, in every form in which it can be asked for.
+type listing[T any] struct {
+	kind    string // of the list
+	columns []column[T]
+	// key names an object among the others of the list.
+	key   func(*T) string
+	fetch func(ctx context.Context, args []string) ([]T, error) // in the order in which it is shown
+	// settled leaves out what changes without anything having happened; nil if there is nothing of the kind.
+	settled func(T) T
+}
+
+// column is what a table shows of an object.
+type column[T any] struct {
+	title string
+	cell  func(*T) string
+	wide  bool // only shown if all are asked for
+}
+
+// kindWatchEvent is what --watch prints for programs.
+const kindWatchEvent = "WatchEvent"
+
+// watchEvent is what has become of an object of a list.
+type watchEvent[T any] struct {
+	api.Meta
+	Event  string `json:"event"` // added, changed or removed
+	Object T      `json:"object"`
+}
+
+// minWatchInterval keeps a watch from being a load: each look is a whole list.
+const minWatchInterval = 100 * time.Millisecond
+
+// listCommand prints a list once, or, with --watch, goes on with what changes in it.
+func listCommand[T any](env environment, use, short string, l listing[T]) *cobra.Command {
+	var (
+		out      *output
+		watch    bool
+		interval time.Duration
+	)
+	cmd := newCommand(use, short, func(cmd *cobra.Command, args []string) error {
+		if interval < minWatchInterval {
+			return usagef("--interval %s: want at least %s", interval, minWatchInterval)
+		}
+		items, err := l.fetch(cmd.Context(), args)
+		if err != nil {
+			return err
+		}
+		if watch {
+			w := &listWatch[T]{listing: &l, env: env, out: out, known: make(map[string]known[T])}
+			return w.run(cmd.Context(), args, items, interval)
+		}
+		if out.forPrograms() {
+			return out.object(env.stdout, api.List[T]{Meta: api.MetaOf(l.kind), Items: present(items)})
+		}
+		t := out.table(env.stdout, l.titles(out)...)
+		for i := range items {
+			t.row(l.cells(out, &items[i])...)
+		}
+		return t.flush()
+	})
+	out = outputFlags(cmd)
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on with what is added, changes or is removed; an object is then a line of JSON")
+	cmd.Flags().DurationVar(&interval, "interval", time.Second, "how often --watch looks, a `duration`")
+	return cmd
+}
+
+func (l *listing[T]) titles(out *output) []string {
+	var titles []string
+	for _, c := range l.columns {
+		if !c.wide || out.full() {
+			titles = append(titles, c.title)
+		}
+	}
+	return titles
+}
+
+func (l *listing[T]) cells(out *output, item *T) []string {
+	var cells []string
+	for _, c := range l.columns {
+		if !c.wide || out.full() {
+			cells = append(cells, c.cell(item))
+		}
+	}
+	return cells
+}
+
+// listWatch shows the differences between one look at a list and the next.
+type listWatch[T any] struct {
+	*listing[T]
+	env   environment
+	out   *output
+	known map[string]known[T]
+}
+
+// known is an object as it was last shown.
+type known[T any] struct {
+	object T
+	text   []byte // as JSON, to compare by
+}
+
+// run ends with ctx, or when the list cannot be had any more.
+func (w *listWatch[T]) run(ctx context.Context, args []string, items []T, interval time.Duration) error {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	titles := append([]string{"EVENT"}, w.titles(w.out)...)
+	for {
+		if err := w.compare(titles, items); err != nil {
+			return err
+		}
+		titles = nil
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		var err error
+		if items, err = w.fetch(ctx, args); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// compare shows what is new in items, and remembers it.
+func (w *listWatch[T]) compare(titles []string, items []T) error {
+	t := w.out.table(w.env.stdout, titles...)
+	show := func(event string, object *T) error {
+		if w.out.forPrograms() {
+			return w.out.line(w.env.stdout, watchEvent[T]{Meta: api.MetaOf(kindWatchEvent), Event: event, Object: *object})
+		}
+		t.row(append([]string{event}, w.cells(w.out, object)...)...)
+		return nil
+	}
+	now := make(map[string]known[T], len(items))
+	for i := range items {
+		compared := items[i]
+		if w.settled != nil {
+			compared = w.settled(compared)
+		}
+		text, err := json.Marshal(compared)
+		if err != nil {
+			return err
+		}
+		key := w.key(&items[i])
+		now[key] = known[T]{items[i], text}
+		before, was := w.known[key]
+		switch {
+		case !was:
+			err = show("added", &items[i])
+		case !bytes.Equal(before.text, text):
+			err = show("changed", &items[i])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	var gone []string
+	for key := range w.known {
+		if _, is := now[key]; !is {
+			gone = append(gone, key)
+		}
+	}
+	slices.Sort(gone)
+	for _, key := range gone {
+		object := w.known[key].object
+		if err := show("removed", &object); err != nil {
+			return err
+		}
+	}
+	w.known = now
+	return t.flush()
+}
