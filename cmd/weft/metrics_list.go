@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -101,10 +102,10 @@ func parseMetrics(r io.Reader) ([]sample, error) {
 	return samples, nil
 }
 
-// formatValue writes whole numbers as people do.
+// formatValue writes numbers as people do, unless they are very large or very small.
 func formatValue(v float64) string {
-	if v == float64(int64(v)) {
-		return strconv.FormatInt(int64(v), 10)
+	if size := math.Abs(v); v == 0 || size >= 1e-6 && size < 1e15 {
+		return strconv.FormatFloat(v, 'f', -1, 64)
 	}
 	return strconv.FormatFloat(v, 'g', -1, 64)
 }
