@@ -104,7 +104,7 @@ func parseMetrics(r io.Reader) ([]sample, error) {
 
 // formatValue writes numbers as people do, unless they are very large or very small.
 func formatValue(v float64) string {
-	if size := math.Abs(v); v == 0 || size >= 1e-6 && size < 1e15 {
+	if size := math.Abs(v); v == 0 || size >= 1e-3 && size < 1e15 {
 		return strconv.FormatFloat(v, 'f', -1, 64)
 	}
 	return strconv.FormatFloat(v, 'g', -1, 64)
