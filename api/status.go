@@ -46,24 +46,25 @@ type LocalNode struct {
 
 // KVStore is the etcd of the agent's own cluster, and what the agent publishes in it.
 type KVStore struct {
-	Endpoints     []string          `json:"endpoints"`
-	Endpoint      string            `json:"endpoint,omitempty"` // the one that answered last
-	State         string            `json:"state"`              // of the connection: connecting, syncing, ready, stale or failed
-	Since         time.Time         `json:"since"`              // of the state
-	Connected     bool              `json:"connected"`
-	ServerVersion string            `json:"serverVersion,omitempty"`
-	Warning       string            `json:"warning,omitempty"` // what is wrong with a server of this version
-	EtcdClusterID string            `json:"etcdClusterID,omitempty"`
-	Revision      int64             `json:"revision,omitempty"`
-	Ready         bool              `json:"ready"` // all that was to be published has been, once
-	Keys          int               `json:"keys"`
-	Pending       int               `json:"pending"` // changes that etcd does not have yet
-	Leases        []string          `json:"leases"`
-	LastError     string            `json:"lastError,omitempty"` // it stays after recovery
-	LastErrorAt   time.Time         `json:"lastErrorAt,omitzero"`
-	LastContact   time.Time         `json:"lastContact,omitzero"` // of the last answer
-	Certificates  Certificates      `json:"certificates,omitzero"`
-	KeyErrors     map[string]string `json:"keyErrors,omitempty"` // by key, what keeps it from being in etcd
+	Endpoints           []string          `json:"endpoints"`
+	Endpoint            string            `json:"endpoint,omitempty"` // the one that answered last
+	State               string            `json:"state"`              // of the connection: connecting, syncing, ready, stale or failed
+	Since               time.Time         `json:"since"`              // of the state
+	Connected           bool              `json:"connected"`
+	ServerVersion       string            `json:"serverVersion,omitempty"`
+	Warning             string            `json:"warning,omitempty"` // what is wrong with a server of this version
+	EtcdClusterID       string            `json:"etcdClusterID,omitempty"`
+	Revision            int64             `json:"revision,omitempty"`
+	Ready               bool              `json:"ready"` // all that was to be published has been, once
+	Keys                int               `json:"keys"`
+	Pending             int               `json:"pending"` // changes that etcd does not have yet
+	Leases              []string          `json:"leases"`
+	LastError           string            `json:"lastError,omitempty"` // it stays after recovery
+	LastErrorAt         time.Time         `json:"lastErrorAt,omitzero"`
+	LastContact         time.Time         `json:"lastContact,omitzero"`          // of the last answer
+	Certificates        []Certificate     `json:"certificates,omitempty"`        // none without TLS
+	CertificateWarnings []string          `json:"certificateWarnings,omitempty"` // of those that come near their end
+	KeyErrors           map[string]string `json:"keyErrors,omitempty"`           // by key, what keeps it from being in etcd
 }
 
 // Cluster is a cluster that the agent follows.
@@ -71,38 +72,41 @@ type Cluster struct {
 	Name string `json:"name"`
 	ID   uint32 `json:"id"`
 	// Own: it is the agent's own cluster, followed for its other nodes.
-	Own           bool              `json:"own"`
-	State         string            `json:"state"` // connecting, syncing, ready, stale, failed, conflict or draining
-	Ready         bool              `json:"ready"`
-	Since         time.Time         `json:"since"` // of the state
-	ConfigFile    string            `json:"configFile,omitempty"`
-	ConfigError   string            `json:"configError,omitempty"` // of the file; what it last held stays in use
-	Endpoints     []string          `json:"endpoints"`
-	ServerVersion string            `json:"serverVersion,omitempty"`
-	Warning       string            `json:"warning,omitempty"` // what is wrong with a server of this version
-	EtcdClusterID string            `json:"etcdClusterID,omitempty"`
-	Revision      int64             `json:"revision,omitempty"`
-	Lag           int64             `json:"lag,omitempty"` // revisions by which what is known trails Revision
-	Canaries      bool              `json:"canaries"`      // the cluster says when its data is complete
-	Cached        bool              `json:"cached"`        // the data comes from a copy
-	Counts        Counts            `json:"counts"`
-	Synced        map[string]bool   `json:"synced"`               // by resource: listed completely at least once
-	LastSuccess   time.Time         `json:"lastSuccess,omitzero"` // when etcd last answered while the cluster was followed
-	StaleSince    time.Time         `json:"staleSince,omitzero"`  // since when a stale cluster has not been followed
-	Withdrawn     bool              `json:"withdrawn,omitempty"`  // its data has outlived its time
-	Failures      uint64            `json:"failures"`             // attempts to connect and to join, and connections lost
-	Reconnects    uint64            `json:"reconnects"`
-	LastError     string            `json:"lastError,omitempty"`
-	LastErrorAt   time.Time         `json:"lastErrorAt,omitzero"`
-	Certificates  Certificates      `json:"certificates,omitzero"`
-	Rejected      map[string]uint64 `json:"rejected,omitempty"` // by kind and reason
-	Rejections    []Rejection       `json:"lastRejections,omitempty"`
+	Own                 bool              `json:"own"`
+	State               string            `json:"state"` // connecting, syncing, ready, stale, failed, conflict or draining
+	Ready               bool              `json:"ready"`
+	Since               time.Time         `json:"since"` // of the state
+	ConfigFile          string            `json:"configFile,omitempty"`
+	ConfigError         string            `json:"configError,omitempty"` // of the file; what it last held stays in use
+	Endpoints           []string          `json:"endpoints"`
+	ServerVersion       string            `json:"serverVersion,omitempty"`
+	Warning             string            `json:"warning,omitempty"` // what is wrong with a server of this version
+	EtcdClusterID       string            `json:"etcdClusterID,omitempty"`
+	Revision            int64             `json:"revision,omitempty"`
+	Lag                 int64             `json:"lag,omitempty"` // revisions by which what is known trails Revision
+	Canaries            bool              `json:"canaries"`      // the cluster says when its data is complete
+	Cached              bool              `json:"cached"`        // the data comes from a copy
+	Counts              Counts            `json:"counts"`
+	Synced              map[string]bool   `json:"synced"`               // by resource: listed completely at least once
+	LastSuccess         time.Time         `json:"lastSuccess,omitzero"` // when etcd last answered while the cluster was followed
+	StaleSince          time.Time         `json:"staleSince,omitzero"`  // since when a stale cluster has not been followed
+	Withdrawn           bool              `json:"withdrawn,omitempty"`  // its data has outlived its time
+	Failures            uint64            `json:"failures"`             // attempts to connect and to join, and connections lost
+	Reconnects          uint64            `json:"reconnects"`
+	LastError           string            `json:"lastError,omitempty"`
+	LastErrorAt         time.Time         `json:"lastErrorAt,omitzero"`
+	Certificates        []Certificate     `json:"certificates,omitempty"`        // none without TLS
+	CertificateWarnings []string          `json:"certificateWarnings,omitempty"` // of those that come near their end
+	Rejected            map[string]uint64 `json:"rejected,omitempty"`            // by kind and reason
+	Rejections          []Rejection       `json:"lastRejections,omitempty"`
 }
 
-// Certificates says until when those of the last TLS handshake are good; zero without TLS.
-type Certificates struct {
-	Client time.Time `json:"client,omitzero"`
-	Server time.Time `json:"server,omitzero"`
+// Certificate is one of those that a connection depends on.
+type Certificate struct {
+	Role     string    `json:"role"`              // client, server or ca
+	Of       string    `json:"of"`                // the file; for a server its endpoint
+	Subject  string    `json:"subject,omitempty"` // what it says of itself
+	NotAfter time.Time `json:"notAfter"`
 }
 
 // Counts is what a cluster has published and this node has accepted.

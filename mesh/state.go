@@ -251,7 +251,7 @@ func (r *remote) status() RemoteStatus {
 		s.Failures += c.FailedDials
 		s.EtcdClusterID, s.ServerVersion, s.Revision = c.EtcdClusterID, printable(c.ServerVersion), c.Revision
 		s.Warning, s.Lag = printable(c.Warning), c.Lag
-		s.CertNotAfter, s.ServerCertNotAfter = c.CertNotAfter, c.ServerCertNotAfter
+		s.Certificates, s.CertificateWarnings = c.Certificates, c.Warnings
 	}
 	if fs := r.feeds; fs != nil {
 		for _, f := range []struct {

@@ -2,7 +2,11 @@
 
 package mesh
 
-import "time"
+import (
+	"time"
+
+	"github.com/weftmesh/weft/kvstore"
+)
 
 // State is where the life of a remote stands.
 type State string
@@ -48,9 +52,10 @@ type RemoteStatus struct {
 	// another reason, such as a late heartbeat. Withdrawn: it has outlived [Config.CacheTTL].
 	StaleSince time.Time `json:"staleSince,omitzero"`
 	Withdrawn  bool      `json:"withdrawn,omitempty"`
-	// CertNotAfter and ServerCertNotAfter are until when our certificate and the server's are good; zero without TLS.
-	CertNotAfter       time.Time `json:"certNotAfter,omitzero"`
-	ServerCertNotAfter time.Time `json:"serverCertNotAfter,omitzero"`
+	// Certificates are those that the connection depends on; none without TLS. CertificateWarnings says of each that comes
+	// near its end how near.
+	Certificates        []kvstore.Certificate `json:"certificates,omitempty"`
+	CertificateWarnings []string              `json:"certificateWarnings,omitempty"`
 	// Failures counts attempts to connect and to join that came to nothing, and connections that were lost.
 	Failures uint64 `json:"failures"`
 	// Reconnects counts connections made after the first.

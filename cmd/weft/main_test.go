@@ -222,8 +222,14 @@ func labStatus(healthy bool) api.Status {
 			{
 				Name: "west", ID: 2, State: "ready", Ready: true, Since: testNow.Add(-65 * time.Second), ServerVersion: "3.5.33", EtcdClusterID: "cdf8", Revision: 99,
 				LastSuccess: testNow.Add(-3 * time.Second), ConfigFile: "/etc/weft/clustermesh/west",
-				Certificates: api.Certificates{Client: testNow.Add(12 * 24 * time.Hour), Server: testNow.Add(400 * 24 * time.Hour)},
-				Endpoints:    []string{"https://west.mesh.cilium.io:2379"}, Canaries: true, Counts: api.Counts{Nodes: 2, IPs: 25, Identities: 8, Services: 10},
+				Certificates: []api.Certificate{
+					{Role: "ca", Of: "/etc/weft/tls/west-ca.crt", Subject: "CN=west", NotAfter: testNow.Add(900 * 24 * time.Hour)},
+					{Role: "client", Of: "/etc/weft/tls/client.crt", Subject: "CN=east", NotAfter: testNow.Add(12 * 24 * time.Hour)},
+					{Role: "server", Of: "west.mesh.cilium.io:2379", Subject: "CN=we\x1b[2Jst", NotAfter: testNow.Add(400 * 24 * time.Hour)},
+					{Role: "server", Of: "west.mesh.cilium.io:2380", Subject: "CN=west", NotAfter: testNow.Add(300 * 24 * time.Hour)},
+				},
+				CertificateWarnings: []string{"the client certificate /etc/weft/tls/client.crt ends in 12 days"},
+				Endpoints:           []string{"https://west.mesh.cilium.io:2379"}, Canaries: true, Counts: api.Counts{Nodes: 2, IPs: 25, Identities: 8, Services: 10},
 				Synced: map[string]bool{"nodes": true, "ips": true, "identities": true, "services": true}, Reconnects: 1, Failures: 1,
 				LastError: "dial tcp: connection refused", LastErrorAt: testNow.Add(-2 * time.Minute),
 				Rejected:   map[string]uint64{"ip/range": 3, "node/name": 1},

@@ -190,7 +190,7 @@ type etcd struct {
 	cluster, scope string
 	connected      bool
 	revision, lag  int64
-	certificates   api.Certificates
+	certificates   []api.Certificate
 }
 
 // etcds yields every etcd that the agent is a client of. Our own is followed for other nodes over a connection of its own.
@@ -241,13 +241,17 @@ var kvstoreFamilies = []family{
 				emit(float64(s.KVStore.Keys), s.Cluster.Name)
 			}
 		}},
-	{"cert_not_after_seconds", "Until when a certificate of the last TLS handshake is good, in seconds since 1970.",
+	{"cert_not_after_seconds", "Until when the certificates of a role, client, server or ca, are all good, in seconds since 1970.",
 		[]string{"cluster", "certificate"}, prometheus.GaugeValue, func(s *snapshot, emit emit) {
 			for e := range s.etcds {
-				for name, until := range map[string]time.Time{"client": e.certificates.Client, "server": e.certificates.Server} {
-					if !until.IsZero() {
-						emit(seconds(until), e.cluster, name)
+				until := make(map[string]time.Time)
+				for _, c := range e.certificates {
+					if first, ok := until[c.Role]; !ok || c.NotAfter.Before(first) {
+						until[c.Role] = c.NotAfter
 					}
+				}
+				for role, at := range until {
+					emit(seconds(at), e.cluster, role)
 				}
 			}
 		}},

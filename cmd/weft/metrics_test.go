@@ -22,7 +22,7 @@ import (
 func busyStatus() api.Status {
 	s := labStatus(false)
 	s.Clusters[0].Rejected = map[string]uint64{"node/mismatch": 2}
-	s.KVStore.Certificates = api.Certificates{Client: testNow, Server: testNow}
+	s.KVStore.Certificates = []api.Certificate{{Role: "client", NotAfter: testNow}, {Role: "server", Of: "a", NotAfter: testNow}}
 	s.Datapath.Map = api.Map{Entries: 30, MaxEntries: 40, Pending: 1, Unclaimed: 2, Written: 5, Deleted: 4, Pruned: 3, Failures: 6, Error: "x"}
 	return s
 }
@@ -66,12 +66,13 @@ func TestMetricValues(t *testing.T) {
 # HELP weft_bpf_map_pressure How full the map is, 1 being full.
 # TYPE weft_bpf_map_pressure gauge
 weft_bpf_map_pressure{map_name="ipcache"} 0.75
-# HELP weft_cert_not_after_seconds Until when a certificate of the last TLS handshake is good, in seconds since 1970.
+# HELP weft_cert_not_after_seconds Until when the certificates of a role, client, server or ca, are all good, in seconds since 1970.
 # TYPE weft_cert_not_after_seconds gauge
+weft_cert_not_after_seconds{certificate="ca",cluster="west"} 1.8729738e+09
 weft_cert_not_after_seconds{certificate="client",cluster="east"} 1.7952138e+09
-weft_cert_not_after_seconds{certificate="server",cluster="east"} 1.7952138e+09
 weft_cert_not_after_seconds{certificate="client",cluster="west"} 1.7962506e+09
-weft_cert_not_after_seconds{certificate="server",cluster="west"} 1.8297738e+09
+weft_cert_not_after_seconds{certificate="server",cluster="east"} 1.7952138e+09
+weft_cert_not_after_seconds{certificate="server",cluster="west"} 1.8211338e+09
 # HELP weft_clustermesh_remote_cluster_readiness_status 1 if the remote cluster is connected and has been listed.
 # TYPE weft_clustermesh_remote_cluster_readiness_status gauge
 weft_clustermesh_remote_cluster_readiness_status{target_cluster="north"} 0

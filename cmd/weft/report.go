@@ -9,6 +9,7 @@ import (
 
 	"github.com/weftmesh/weft/api"
 	"github.com/weftmesh/weft/datapath"
+	"github.com/weftmesh/weft/kvstore"
 	"github.com/weftmesh/weft/mesh"
 )
 
@@ -50,7 +51,7 @@ func (a *agent) kvstoreStatus() *api.KVStore {
 		State: string(c.State), Since: c.Since, Warning: c.Warning,
 		EtcdClusterID: hex(c.EtcdClusterID), Revision: c.Revision, Ready: isClosed(a.writer.Ready()), Keys: w.Keys, Pending: w.Pending,
 		Leases: []string{}, LastError: errorText(w.LastError), LastErrorAt: w.LastErrorAt, KeyErrors: map[string]string{},
-		LastContact: c.LastContact, Certificates: api.Certificates{Client: c.CertNotAfter, Server: c.ServerCertNotAfter},
+		LastContact: c.LastContact, Certificates: makeCertificates(c.Certificates), CertificateWarnings: c.Warnings,
 	}
 	if c.LastErrorAt.After(w.LastErrorAt) {
 		k.LastError, k.LastErrorAt = errorText(c.LastError), c.LastErrorAt
@@ -75,12 +76,20 @@ func makeCluster(r *mesh.RemoteStatus) api.Cluster {
 		},
 		Failures: r.Failures, Reconnects: r.Reconnects, LastError: r.LastError, LastErrorAt: r.LastErrorAt, Rejected: r.Rejected,
 		LastSuccess: r.LastSuccess, StaleSince: r.StaleSince, Withdrawn: r.Withdrawn,
-		Certificates: api.Certificates{Client: r.CertNotAfter, Server: r.ServerCertNotAfter},
+		Certificates: makeCertificates(r.Certificates), CertificateWarnings: r.CertificateWarnings,
 	}
 	for _, x := range r.LastRejections {
 		c.Rejections = append(c.Rejections, api.Rejection{Kind: x.Kind, Key: x.Key, Reason: x.Reason, At: x.At})
 	}
 	return c
+}
+
+func makeCertificates(certificates []kvstore.Certificate) []api.Certificate {
+	var shown []api.Certificate
+	for _, c := range certificates {
+		shown = append(shown, api.Certificate{Role: string(c.Role), Of: c.Of, Subject: c.Subject, NotAfter: c.NotAfter})
+	}
+	return shown
 }
 
 func (a *agent) endpointStatus() api.Endpoints {

@@ -170,7 +170,7 @@ func (p *statusPrinter) kvstore() {
 		orDash(strings.Join(k.Leases, ",")))
 	p.etcd(k.Endpoints, k.ServerVersion, k.EtcdClusterID, k.Revision, 0)
 	p.warning(k.Warning)
-	p.certificates(k.Certificates)
+	p.certificates(k.Certificates, k.CertificateWarnings)
 	p.lastError(k.LastError, k.LastErrorAt)
 }
 
@@ -182,29 +182,32 @@ func (p *statusPrinter) etcd(endpoints []string, version, clusterID string, revi
 	p.branch("etcd: %s - %s, cluster-id=%s, revision=%d%s", orDash(strings.Join(endpoints, ",")), orDash(version), orDash(clusterID), revision, behind)
 }
 
-// certSoon is how long before its end a certificate is pointed out.
-const certSoon = 30 * 24 * time.Hour
-
-func (p *statusPrinter) certificates(c api.Certificates) {
-	var texts []string
-	for _, cert := range []struct {
-		name  string
-		until time.Time
-	}{{"client", c.Client}, {"server", c.Server}} {
-		left := cert.until.Sub(p.now)
-		switch {
-		case cert.until.IsZero():
-			continue
-		case left <= 0:
-			texts = append(texts, fmt.Sprintf("%s has EXPIRED on %s", cert.name, cert.until.UTC().Format(time.DateTime)))
-		case left < certSoon:
-			texts = append(texts, fmt.Sprintf("%s expires SOON, in %s", cert.name, age(cert.until, p.now)))
-		default:
-			texts = append(texts, fmt.Sprintf("%s expires in %s", cert.name, age(cert.until, p.now)))
+// certificates says until when those of each role are good, and which of them need care; in full, of each.
+func (p *statusPrinter) certificates(certificates []api.Certificate, warnings []string) {
+	var roles []string
+	first := make(map[string]time.Time)
+	for _, c := range certificates {
+		if until, ok := first[c.Role]; !ok {
+			roles = append(roles, c.Role)
+			first[c.Role] = c.NotAfter
+		} else if c.NotAfter.Before(until) {
+			first[c.Role] = c.NotAfter
 		}
+	}
+	var texts []string
+	for _, role := range roles {
+		texts = append(texts, fmt.Sprintf("%s until %s", role, first[role].UTC().Format(time.DateOnly)))
 	}
 	if len(texts) > 0 {
 		p.branch("certificates: %s", strings.Join(texts, ", "))
+	}
+	if p.full {
+		for _, c := range certificates {
+			p.branch("certificate: %s of %s, %s, until %s", c.Role, c.Of, c.Subject, c.NotAfter.UTC().Format(time.RFC3339))
+		}
+	}
+	for _, text := range warnings {
+		p.warning(text)
 	}
 }
 
@@ -252,7 +255,7 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 	if len(c.Endpoints) > 0 {
 		p.etcd(c.Endpoints, c.ServerVersion, c.EtcdClusterID, c.Revision, c.Lag)
 		p.warning(c.Warning)
-		p.certificates(c.Certificates)
+		p.certificates(c.Certificates, c.CertificateWarnings)
 	}
 	if p.full {
 		p.branch("configuration file: %s", orDash(c.ConfigFile))
