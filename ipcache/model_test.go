@@ -312,7 +312,7 @@ func TestModel(t *testing.T) {
 		w := newWorld(rt)
 		for i := range steps {
 			w.step()
-			if i%100 == 50 {
+			if i%(steps/10) == 5 {
 				w.checkAll()
 			}
 		}
