@@ -374,15 +374,7 @@ func TestWithoutPrivileges(t *testing.T) {
 		return
 	}
 	testutil.RequireRoot(t)
-	exe, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join("/tmp", fmt.Sprintf("weft-datapath-test-%d", os.Getpid()))
-	if err := os.WriteFile(file, exe, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	defer os.Remove(file)
+	file := copyOfThis(t)
 	cmd := exec.Command(file, "-test.run=^TestWithoutPrivileges$")
 	cmd.Dir = "/"
 	cmd.Env = append(os.Environ(), asNobody+"="+testutil.MountBPFFS(t))
@@ -393,6 +385,21 @@ func TestWithoutPrivileges(t *testing.T) {
 			t.Errorf("as nobody: err %v, want %q in: %s", err, want, out)
 		}
 	}
+}
+
+// copyOfThis is this test binary where everybody can start it.
+func copyOfThis(t *testing.T) string {
+	t.Helper()
+	exe, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join("/tmp", fmt.Sprintf("weft-datapath-test-%d-%s", os.Getpid(), t.Name()))
+	if err := os.WriteFile(file, exe, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(file) })
+	return file
 }
 
 // runBare runs a datapath on empty tables in the namespace of the process and returns its error.
