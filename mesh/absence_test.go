@@ -5,6 +5,7 @@ package mesh
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/weftmesh/weft/internal/testutil"
@@ -68,7 +69,7 @@ func TestCacheTTL(t *testing.T) {
 			west := newFullWest(t)
 			w := newWorld(t, withConfig(west), func(c *Config) { c.CacheTTL, c.CacheTTLAll = 500*time.Millisecond, tc.all })
 			w.awaitState("west", Ready)
-			for range 3 { // each absence has its own time
+			for range 2 { // each absence has its own time
 				gone := time.Now()
 				west.etcd.Stop(t)
 				w.await("west", "the end of its time", func(s RemoteStatus) bool { return s.Withdrawn })
@@ -96,25 +97,53 @@ func TestCacheTTL(t *testing.T) {
 	}
 }
 
-// A cluster that comes back in time loses nothing, however often it is away.
+// A cluster that comes back in time loses nothing, however often and for how long it has been away before; and a time that has
+// ended means nothing any more when the cluster is back before anything was withdrawn.
 func TestCacheTTLNotReached(t *testing.T) {
-	west := newFullWest(t)
-	proxy := testutil.StartProxy(t, west.etcd.Addr())
-	w := newWorld(t, func(c *Config) { c.CacheTTL, c.CacheTTLAll = 3*time.Second, true })
-	write(t, w.file("west"), "endpoints:\n- "+proxy.Endpoint()+"\n")
-	w.awaitState("west", Ready)
-	for end := time.Now().Add(2 * w.cfg.CacheTTL); time.Now().Before(end); {
-		proxy.Cut()
-		proxy.Refuse()
-		w.awaitState("west", Stale)
-		proxy.Forward()
-		w.await("west", "its return", func(s RemoteStatus) bool {
-			if s.Withdrawn || w.kept() != fullWest {
-				t.Fatalf("withdrawn: %+v", s)
+	synctest.Test(t, func(t *testing.T) {
+		cfg := testConfig(t)
+		cfg.Dir, cfg.CacheTTL = "/nowhere", time.Minute
+		m, err := New(cfg)
+		must(t, err)
+		r := newRemote(m, "west")
+		away := func(now bool) absence {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.noteAbsence(now)
+			return r.progress.away
+		}
+		over := func() bool { return away(true).over }
+		for range 10 {
+			over()
+			time.Sleep(59 * time.Second)
+			synctest.Wait()
+			if over() {
+				t.Fatal("the time has ended too early")
 			}
-			return s.State == Ready
-		})
-	}
+			away(false)
+			time.Sleep(2 * time.Second)
+		}
+		since := away(true).since
+		time.Sleep(61 * time.Second)
+		synctest.Wait()
+		if !over() || !since.Equal(away(true).since) {
+			t.Error("the time has not ended")
+		}
+		if a := away(false); a != (absence{}) {
+			t.Errorf("after its return: %+v", a)
+		}
+		if r.forget(); r.progress.away.withdrawn {
+			t.Error("withdrawn after its return")
+		}
+		// When the life ends, so does the time.
+		over()
+		r.end()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if over() {
+			t.Error("the time goes on after the end")
+		}
+	})
 }
 
 // A cluster that has never been reached has nothing to withdraw; what an agent before this one has left of it in the

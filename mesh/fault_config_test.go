@@ -136,7 +136,7 @@ func TestFaultConfigs(t *testing.T) {
 			step, empty := style(c)
 			var goroutines, files int
 			const burst = 25
-			for i := range figure(12, 200) {
+			for i := range figure(8, 200) {
 				for range burst {
 					step()
 					if c.random.IntN(4) == 0 {
@@ -195,7 +195,7 @@ func TestFaultReconnects(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	reconnects := figure(40, 1000)
+	reconnects := figure(20, 1000)
 	var before uint64
 	for i := range reconnects {
 		write(t, filepath.Join(w.dir, ".west"), fmt.Sprintf("endpoints:\n- %s\n# %d\n", west.etcd.Endpoint(), i))
@@ -211,7 +211,7 @@ func TestFaultReconnects(t *testing.T) {
 	// One list of the identities and addresses takes about 1 MB.
 	after := heap()
 	t.Logf("heap %d KiB, after %d more connections %d KiB", before>>10, reconnects-reconnects/5, after>>10)
-	if after > before+8<<20 {
+	if after > before+figure[uint64](4<<20, 8<<20) {
 		t.Errorf("heap %d KiB, before %d KiB", after>>10, before>>10)
 	}
 }

@@ -25,7 +25,7 @@ func TestFaultIsolation(t *testing.T) {
 	west.fillIPs(5000)
 	w := newWorld(t, withConfig(south))
 	w.awaitState("south", Ready)
-	changes := figure(150, 2000)
+	changes := figure(100, 2000)
 	idle := w.propagation(south, changes)
 	t.Logf("alone: p50 %v, p99 %v", percentile(idle, 50), percentile(idle, 99))
 	for _, fault := range []struct {

@@ -152,7 +152,7 @@ func TestFaultOutages(t *testing.T) {
 	}
 	awaitAll()
 	var worst time.Duration
-	for loop := range figure(6, 200) {
+	for loop := range figure(4, 200) {
 		var ends []func()
 		var what []string
 		for _, s := range sites {

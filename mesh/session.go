@@ -89,9 +89,6 @@ func (r *remote) join(ctx context.Context, client *kvstore.Client, news <-chan s
 		if err == nil {
 			err = r.hold(config)
 		}
-		if err == nil {
-			r.seen.follow(client.Status().EtcdClusterID)
-		}
 		if err == nil || ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -224,6 +221,7 @@ func (r *remote) attend(ctx context.Context, client *kvstore.Client) error {
 			if _, _, err := r.get(ctx, client, identity.HeartbeatKey); err != nil && ctx.Err() == nil {
 				return err
 			}
+			answered = time.Now()
 		}
 		for _, f := range r.feeds.inDrainOrder() {
 			f.expire(now)

@@ -115,6 +115,9 @@ func (r *remote) look() {
 func (r *remote) synced() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.client != nil {
+		r.seen.follow(r.client.Status().EtcdClusterID)
+	}
 	r.observe()
 }
 
@@ -126,13 +129,13 @@ func (r *remote) observe() {
 	if r.client != nil {
 		etcd = r.client.Status()
 	}
-	if lost == nil && !etcd.Connected && (p.attempt == attemptJoined || p.attempt == attemptOpen) {
-		lost = unwell(etcd)
+	if lost == nil && (p.attempt == attemptJoined || p.attempt == attemptOpen) {
+		lost = unreached(etcd)
 	}
 	r.noteAbsence(p.attempt != attemptJoined || lost != nil)
 	// A cluster whose data is followed is not away because of what is doubtful beside it, such as a late heartbeat.
 	if lost == nil && p.attempt == attemptJoined && (etcd.State == kvstore.Stale || etcd.State == kvstore.Failed) {
-		lost = unwell(etcd)
+		lost = etcd.LastError
 	}
 	if p.following(lost) && r.client != nil {
 		p.lastSuccess = etcd.LastContact
@@ -196,9 +199,9 @@ func (p *progress) following(lost error) bool {
 	return p.attempt == attemptJoined && p.config == nil && lost == nil
 }
 
-// unwell says what is wrong with a connection, nil if nothing is, or it is only being made, or let go of.
-func unwell(s kvstore.Status) error {
-	if s.LastError == nil {
+// unreached says why there is no connection, nil if there is no reason: it is only being made, or has been let go of.
+func unreached(s kvstore.Status) error {
+	if s.Connected || s.LastError == nil {
 		return nil
 	}
 	return fmt.Errorf("%w: %w", errNoAnswer, s.LastError)
