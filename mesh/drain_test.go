@@ -54,7 +54,7 @@ func TestFaultDrain(t *testing.T) {
 	w.awaitState("south", Ready)
 	idle := w.propagation(south, 200)
 	write(t, w.file("west"), "endpoints:\n- "+west.etcd.Endpoint()+"\n")
-	w.awaitWithin(3*time.Minute, "west", "all addresses", func(s RemoteStatus) bool { return s.State == Ready && s.IPs == n })
+	w.awaitWithin(figure(time.Minute, 10*time.Minute), "west", "all addresses", func(s RemoteStatus) bool { return s.State == Ready && s.IPs == n })
 
 	stop, watched := make(chan struct{}), make(chan struct{})
 	var left []int
