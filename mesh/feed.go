@@ -5,6 +5,8 @@ package mesh
 import (
 	"context"
 	"errors"
+	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,7 +48,7 @@ type feed struct {
 	current bool      // completely, over the present connection
 	started time.Time // when the watcher began to run over the present connection
 
-	halt    <-chan struct{} // ends a drain; nil if there is none
+	halt    <-chan struct{} // ends the drain that is going on; nil if none is. It belongs to who drains
 	drained int             // by the present drain, which the watcher has not forgotten yet
 }
 
@@ -81,6 +83,10 @@ func (f *feed) disconnected() {
 
 // deliver is the watcher's callback.
 func (f *feed) deliver(events []kvstore.Event) {
+	if f.halt != nil {
+		f.retract(events)
+		return
+	}
 	if f.apply(events) {
 		f.synced()
 	}
@@ -91,14 +97,6 @@ func (f *feed) deliver(events []kvstore.Event) {
 func (f *feed) apply(events []kvstore.Event) (synced bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.halt != nil {
-		select {
-		case <-f.halt:
-			return false
-		default:
-			f.drained += len(events)
-		}
-	}
 	for i := range events {
 		e := &events[i]
 		switch e.Kind {
@@ -191,14 +189,31 @@ func (f *feed) move(p prefix) {
 	f.prefix, f.watcher = p, kvstore.NewWatcher(p.keys, f.deliver)
 }
 
-// drain deletes all that the feed has brought, a delivery at a time, so that others get at the tables in between. It reports
+// drainShare is how many objects a drain deletes before it lets others at the tables. A whole delivery would hold up each of
+// their changes for milliseconds.
+const drainShare = 256
+
+// retract is deliver during a drain.
+func (f *feed) retract(events []kvstore.Event) {
+	for share := range slices.Chunk(events, drainShare) {
+		select {
+		case <-f.halt:
+			return
+		default:
+		}
+		f.apply(share)
+		f.mu.Lock()
+		f.drained += len(share)
+		f.mu.Unlock()
+		runtime.Gosched()
+	}
+}
+
+// drain deletes all that the feed has brought, a share at a time, so that others get at the tables in between. It reports
 // whether it has; when stop is closed, the rest stays. Not concurrently with run.
 func (f *feed) drain(stop <-chan struct{}) bool {
-	f.mu.Lock()
 	f.halt = stop
-	f.mu.Unlock()
-
-	f.watcher.Drain()
+	f.watcher.Drain() // which delivers before it returns
 
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -48,6 +48,8 @@ type world struct {
 	log    *logBuffer
 	timing timing
 	stop   func() // ends Run and waits for it
+
+	changes int // made by propagation
 }
 
 // newWorld runs the mesh of cluster "here" (id 9), node "here-1". Options change its config, and may fill its directory,
