@@ -176,7 +176,7 @@ func (c *churn) removeAll() {
 // mechanism: I2, I3
 // lesson: X6
 func TestFaultReconnects(t *testing.T) {
-	const identities = 3000
+	identities := figure(3000, 500)
 	west := newWest(t)
 	west.fill(identities, func(i int) (string, string) {
 		return fmt.Sprintf("cilium/state/identities/v1/id/%d", 2<<16+i), fmt.Sprintf("k8s:app=app-%d;k8s:io.cilium.k8s.policy.cluster=west;", i)
@@ -208,7 +208,7 @@ func TestFaultReconnects(t *testing.T) {
 	if changes, _, reset := w.cfg.IPs.Changes(revision, make([]ipcache.Change, 0, 16)); len(changes) != 0 || reset {
 		t.Errorf("the relists have changed %d addresses", len(changes))
 	}
-	// One list of the identities and addresses takes about 1 MB.
+	// What a connection knows of them takes some 100 bytes of memory each.
 	after := heap()
 	t.Logf("heap %d KiB, after %d more connections %d KiB", before>>10, reconnects-reconnects/5, after>>10)
 	if after > before+figure[uint64](4<<20, 8<<20) {
