@@ -193,6 +193,7 @@ func TestAgent(t *testing.T) {
 		}
 		return contains(s.cli(t, 0, "bpf ipcache list"),
 			"10.2.1.10/32 identity=131329 encryptkey=0 tunnelendpoint=172.18.2.1 flags=hastunnel",
+			"10.2.1.0/24 identity=2 encryptkey=0 tunnelendpoint=172.18.2.1 flags=hastunnel",
 			"10.1.1.10/32 identity=65793 encryptkey=0 tunnelendpoint=0.0.0.0 flags=<none>",
 			"172.18.1.1/32 identity=1 encryptkey=0 tunnelendpoint=0.0.0.0 flags=<none>",
 			"172.18.2.1/32 identity=6 encryptkey=0 tunnelendpoint=0.0.0.0 flags=remotecluster")
