@@ -197,6 +197,7 @@ type Map struct {
 	Adopted   uint64 `json:"adopted"`  // entries found as they are wanted, and so not written
 	Written   uint64 `json:"written"`
 	Deleted   uint64 `json:"deleted"` // those pruned included
+	Drift     uint64 `json:"drift"`   // entries that somebody else changed in the map, and that were put right
 	Pruned    uint64 `json:"pruned"`  // deleted because nobody claims them
 	Error     string `json:"error,omitempty"`
 }

@@ -285,6 +285,8 @@ var kernelFamilies = []family{
 		}},
 	{"bpf_map_pruned_total", "Entries removed because nobody claims them.", []string{"map_name"}, prometheus.CounterValue,
 		func(s *snapshot, emit emit) { emit(float64(s.Datapath.Map.Pruned), ipcacheMap) }},
+	{"reconcile_drift_total", "What somebody else changed in the kernel and was found when the whole was compared.", []string{"object"},
+		prometheus.CounterValue, func(s *snapshot, emit emit) { emit(float64(s.Datapath.Map.Drift), ipcacheMap) }},
 	single("reconcile_errors", "What of the kernel is not as it should be: devices, programs, routes.",
 		func(s *snapshot) float64 { return float64(s.kernelErrors()) }),
 	single("routes", "Routes to the pods of other nodes.", func(s *snapshot) float64 { return float64(s.Datapath.Routes) }),
