@@ -61,6 +61,9 @@ type Config struct {
 }
 
 const (
+	// afterLists is how long the first lists are given to come to rest.
+	afterLists = 2 * time.Second
+
 	defaultSyncTimeout = time.Minute
 	defaultKeepInvalid = 10 * time.Minute
 )
@@ -172,9 +175,13 @@ func (m *Mesh) Run(ctx context.Context) error {
 	m.awaitListed(ctx)
 	if ctx.Err() == nil {
 		close(m.ready)
-		// The first lists needed memory that what follows does not: with hundreds of clusters, more than all that they
-		// brought.
-		debug.FreeOSMemory()
+		// The first lists needed memory, stacks of goroutines included, that what follows does not: with hundreds of
+		// clusters, more than all that they brought. It takes two collections until a stack is small again.
+		for range 2 {
+			if sleep(ctx, afterLists) {
+				debug.FreeOSMemory()
+			}
+		}
 		<-ctx.Done()
 	}
 	return nil

@@ -69,9 +69,10 @@ func BenchmarkKVStoreList(b *testing.B) {
 			}
 			n := float64(keys * rounds)
 			b.ReportMetric(n/all, "keys/s")
-			b.ReportMetric(bare/all, "x-range")
-			b.ReportMetric(allocs/n, "allocs/key")
-			b.ReportMetric(cpu*1e6/n, "cpu-us")
+			what := "kvstore: list of 500k keys from etcd " + version + ": "
+			measured(b, "x-range", bare/all, goal{what: what + "rate / bare range", atLeast: 0.8})
+			measured(b, "allocs/key", allocs/n, goal{what: what + "allocations a key", atMost: 4})
+			measured(b, "cpu-us", cpu*1e6/n, goal{what: what + "CPU a key", unit: "µs"})
 			b.ReportMetric(heap/n, "heap-B")
 			b.ReportMetric(0, "ns/op")
 		})
@@ -313,7 +314,7 @@ func BenchmarkKVStoreWatch(b *testing.B) {
 	}
 	n := float64(keys * rounds)
 	b.ReportMetric(n/all, "events/s")
-	b.ReportMetric(bare/all, "x-watch")
+	measured(b, "x-watch", bare/all, goal{what: "kvstore: watch of 200k events: rate / plain client", atLeast: 0.8})
 	b.ReportMetric(cpu*1e6/n, "cpu-us")
 	b.ReportMetric(bareCPU/cpu, "x-cpu")
 	b.ReportMetric(0, "ns/op")
@@ -352,8 +353,9 @@ func BenchmarkKVStoreLatency(b *testing.B) {
 	}
 	b.ReportMetric(us(bareTook, 50), "bare-p50-us")
 	b.ReportMetric(us(bareTook, 99), "bare-p99-us")
-	b.ReportMetric(us(oursTook, 50)-us(bareTook, 50), "added-p50-us")
-	b.ReportMetric(us(oursTook, 99)-us(bareTook, 99), "added-p99-us")
+	what := "kvstore: latency of an event added to a bare watch's, "
+	measured(b, "added-p50-us", us(oursTook, 50)-us(bareTook, 50), goal{what: what + "p50", unit: "µs", atMost: 100})
+	measured(b, "added-p99-us", us(oursTook, 99)-us(bareTook, 99), goal{what: what + "p99", unit: "µs", atMost: 500})
 	b.ReportMetric(0, "ns/op")
 }
 
@@ -389,7 +391,7 @@ func BenchmarkKVStoreWriter(b *testing.B) {
 	}
 	n := float64(keys * rounds)
 	b.ReportMetric(n/all, "puts/s")
-	b.ReportMetric(bare/all, "x-txn")
+	measured(b, "x-txn", bare/all, goal{what: "kvstore: writes, rate / bare transactions"})
 	b.ReportMetric(cpu*1e6/n, "cpu-us")
 	b.ReportMetric(0, "ns/op")
 }
@@ -451,6 +453,6 @@ func BenchmarkKVStoreUnreachable(b *testing.B) {
 			}
 		}
 	}
-	b.ReportMetric(100*used/passed, "cpu-percent")
+	measured(b, "cpu-percent", 100*used/passed, goal{what: "kvstore: 100 clusters that cannot be reached: CPU", unit: "% of a core", atMost: 2})
 	b.ReportMetric(0, "ns/op")
 }
