@@ -24,7 +24,7 @@ func TestClustersHangTogether(t *testing.T) {
 	}
 	for _, mesh := range [][]Cluster{
 		{{Name: "c1", ID: 1, Workloads: 1000, Identities: 10}, {Name: "c255", ID: 255, Nodes: 100, Workloads: 1000, Identities: 100, Cached: true}},
-		{{Name: "c1", ID: 1, Workloads: 70_000, Identities: 10}, {Name: "c15", ID: 15, Workloads: 70_000, Identities: 500}},
+		{{Name: "c1", ID: 1, Nodes: 300, Workloads: 2000, Identities: 10}, {Name: "c15", ID: 15, Nodes: 4096, Workloads: 100, Identities: 500}},
 	} {
 		seen := make(map[netip.Prefix]bool)
 		for _, c := range mesh {
