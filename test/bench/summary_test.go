@@ -76,11 +76,12 @@ func measured(b *testing.B, metric string, value float64, g goal) {
 type summarised struct{ m *testing.M }
 
 func (s summarised) Run() int {
+	load := loadAverage() // what else the machine has to do
 	code := s.m.Run()
 	if len(summary.order) == 0 {
 		return code
 	}
-	fmt.Printf("\n%d cores, %s, Linux %s\n\n", runtime.NumCPU(), runtime.Version(), kernelRelease())
+	fmt.Printf("\n%d cores, %s, Linux %s, load average before %s\n\n", runtime.NumCPU(), runtime.Version(), kernelRelease(), load)
 	fmt.Println("| what | median | lowest – highest | runs | target | |")
 	fmt.Println("|---|---|---|---|---|---|")
 	for _, what := range summary.order {
@@ -93,9 +94,14 @@ func (s summarised) Run() int {
 	return code
 }
 
-func kernelRelease() string {
-	content, _ := os.ReadFile("/proc/sys/kernel/osrelease")
-	return strings.TrimSpace(string(content))
+func kernelRelease() string { return firstWord("/proc/sys/kernel/osrelease") }
+
+func loadAverage() string { return firstWord("/proc/loadavg") }
+
+func firstWord(path string) string {
+	content, _ := os.ReadFile(path)
+	word, _, _ := strings.Cut(string(content), " ")
+	return strings.TrimSpace(word)
 }
 
 func TestSummary(t *testing.T) {
