@@ -190,15 +190,22 @@ func TestFaultReconnectLeak(t *testing.T) {
 				impatient(through[i])
 				runs = append(runs, start(t, func(ctx context.Context) error { return w.Run(ctx, through[i]) }))
 			}
-			for _, w := range watchers {
+			resumes := make([]int64, len(watchers))
+			for i, w := range watchers {
 				awaitLive(t, w)
 				if w.Len() != len(want) {
 					t.Fatalf("%d keys are known, of %d", w.Len(), len(want))
 				}
+				resumes[i] = w.Status().Resumes
 			}
 			p.Cut()
-			for _, w := range watchers {
-				testutil.Eventually(t, testTimeout, dead(w))
+			for i, w := range watchers {
+				testutil.Eventually(t, testTimeout, func() error {
+					if w.Status().Resumes > resumes[i] {
+						return nil // it was dead, and is back already
+					}
+					return dead(w)()
+				})
 			}
 			for _, run := range runs {
 				_ = run.stop()
