@@ -118,8 +118,11 @@ func TestInitialTimeoutIsLogged(t *testing.T) {
 	run := start(t, func(ctx context.Context) error { return w.Run(ctx, c) })
 	at := cfg
 	at.Endpoints = []string{e.Endpoint()}
-	o := newRecorder()
-	o.awaitStart(t, NewWatcher("p/", o.deliver), dialLogging(t, &well, at), want)
+	o, answered := newRecorder(), dialLogging(t, &well, at)
+	if _, _, err := answered.Get(t.Context(), "p/a"); err != nil { // however slow the machine, before the clock runs
+		t.Fatal(err)
+	}
+	o.awaitStart(t, NewWatcher("p/", o.deliver), answered, want)
 	dialLogging(t, &unused, cfg)
 	j.awaits(t, "level=ERROR", "timed out while waiting for etcd", p.Endpoint(), "see that it runs", "connection refused")
 	p.Forward()
