@@ -30,8 +30,9 @@ const requestTimeout = 10 * time.Second
 
 // Client asks an agent. It is safe for concurrent use.
 type Client struct {
-	path string
-	http *http.Client
+	path    string
+	http    *http.Client
+	patient *http.Client // waits for as long as its context lasts
 }
 
 // NewClient returns a client for the agent on the unix socket at path.
@@ -43,9 +44,13 @@ func NewClient(path string) *Client {
 		}
 		return conn, nil
 	}
-	return &Client{path: path, http: &http.Client{Transport: &http.Transport{
-		DialContext: dial, DisableKeepAlives: true, ResponseHeaderTimeout: requestTimeout,
-	}}}
+	return &Client{
+		path: path,
+		http: &http.Client{Transport: &http.Transport{
+			DialContext: dial, DisableKeepAlives: true, ResponseHeaderTimeout: requestTimeout,
+		}},
+		patient: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}},
+	}
 }
 
 // unreachableError says on which socket nobody answers.
@@ -179,11 +184,20 @@ func ask[T any](ctx context.Context, c *Client, path string) (answer T, err erro
 
 // get returns a response with status 200; others become errors.
 func (c *Client) get(ctx context.Context, path string) (*http.Response, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	return c.exchange(ctx, c.http, http.MethodGet, path)
+}
+
+// do is get for what takes longer, or changes something.
+func (c *Client) do(ctx context.Context, method, path string) (*http.Response, error) {
+	return c.exchange(ctx, c.patient, method, path)
+}
+
+func (c *Client) exchange(ctx context.Context, by *http.Client, method, path string) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, nil)
 	if err != nil {
 		return nil, err
 	}
-	response, err := c.http.Do(request)
+	response, err := by.Do(request)
 	if err != nil {
 		var unreachable *unreachableError
 		var request *url.Error

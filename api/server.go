@@ -21,7 +21,7 @@ import (
 const stopTimeout = 2 * time.Second
 
 // Agent is what the server shows: functions that answer from the agent's present state. All are safe for concurrent use
-// and do not block.
+// and do not block, but for Verify.
 type Agent struct {
 	Version    func() VersionInfo
 	Status     func() Status
@@ -34,6 +34,8 @@ type Agent struct {
 	Explain    func(netip.Addr) Explanation
 	Conflicts  func() iter.Seq[Conflict]
 	Metrics    http.Handler // answers with all metrics
+	// Verify compares the kernel with the tables, and may take seconds.
+	Verify func(ctx context.Context, repair bool) (Verification, error)
 	// Describe completes flows from the log with what would be too much to keep there.
 	Describe func([]Flow)
 	Flows    *FlowLog
@@ -121,6 +123,7 @@ func (s *Server) routes() http.Handler {
 		return writeList(w, r, KindConflictList, s.agent.Conflicts())
 	})
 	get("/v1/flows", []string{"follow", "last"}, s.flows)
+	mux.HandleFunc("/v1/verify", s.verify)
 	s.health(get)
 	return mux
 }

@@ -192,14 +192,15 @@ type Map struct {
 	Pending    int    `json:"pending"` // changes that are not in the map yet
 	Full       bool   `json:"full"`
 	// Unclaimed entries were found in the map and are kept until those who would claim them have been heard.
-	Unclaimed int    `json:"unclaimed"`
-	Failures  uint64 `json:"failures"` // writes that the kernel refused, since the agent started
-	Adopted   uint64 `json:"adopted"`  // entries found as they are wanted, and so not written
-	Written   uint64 `json:"written"`
-	Deleted   uint64 `json:"deleted"` // those pruned included
-	Drift     uint64 `json:"drift"`   // entries that somebody else changed in the map, and that were put right
-	Pruned    uint64 `json:"pruned"`  // deleted because nobody claims them
-	Error     string `json:"error,omitempty"`
+	Unclaimed  int       `json:"unclaimed"`
+	Failures   uint64    `json:"failures"` // writes that the kernel refused, since the agent started
+	Adopted    uint64    `json:"adopted"`  // entries found as they are wanted, and so not written
+	Written    uint64    `json:"written"`
+	Deleted    uint64    `json:"deleted"`             // those pruned included
+	Drift      uint64    `json:"drift"`               // entries that somebody else changed in the map, and that were put right
+	Pruned     uint64    `json:"pruned"`              // deleted because nobody claims them
+	VerifiedAt time.Time `json:"verifiedAt,omitzero"` // when the whole map was last compared with the table
+	Error      string    `json:"error,omitempty"`
 }
 
 // Device is a network device with the programs of the agent.

@@ -13,6 +13,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/weftmesh/weft/bpf"
 )
 
 // Filters of ours have a priority and a handle of their own: several products at priority 1 have taken one another's
@@ -219,17 +221,18 @@ func (a *filterAttacher) releaseQdisc(index int, bad error) (gone bool, err erro
 // programProof tells programs of ours from others.
 type programProof struct {
 	ids  map[int]bool
-	tags map[string]string // of the programs of this version, by name
+	tags map[string]map[string]bool // digests of the code, by name
 }
 
-// newProgramProof collects what is pinned, programs of an earlier version that may still run included.
+// newProgramProof collects what is pinned, programs of an earlier version that may still run included, and the present
+// programs.
 func newProgramProof(dir *pinDir, programs []program) (programProof, error) {
-	proof := programProof{ids: map[int]bool{}, tags: map[string]string{}}
+	proof := programProof{ids: map[int]bool{}, tags: map[string]map[string]bool{}}
+	for _, p := range bpf.Programs {
+		proof.tags[p.Name] = map[string]bool{}
+	}
 	for _, p := range programs {
-		proof.ids[int(p.ID)] = true
-		if info, err := p.handle.Info(); err == nil {
-			proof.tags[p.Name] = info.Tag
-		}
+		proof.add(p.Name, p.handle)
 	}
 	files, err := os.ReadDir(dir.file(pinProgramsDir))
 	if err != nil {
@@ -240,17 +243,29 @@ func newProgramProof(dir *pinDir, programs []program) (programProof, error) {
 		if err != nil {
 			continue // not a program: it proves nothing
 		}
-		if info, err := p.Info(); err == nil {
-			id, _ := info.ID()
-			proof.ids[int(id)] = true
-		}
+		proof.add(file.Name(), p)
 		_ = p.Close()
 	}
 	return proof, nil
 }
 
+func (p programProof) add(name string, handle *ebpf.Program) {
+	if handle == nil {
+		return
+	}
+	info, err := handle.Info()
+	if err != nil {
+		return // it proves nothing
+	}
+	id, _ := info.ID()
+	p.ids[int(id)] = true
+	if tags := p.tags[name]; tags != nil && info.Tag != "" {
+		tags[info.Tag] = true
+	}
+}
+
 // has reports whether a filter is provably ours.
 func (p programProof) has(f *netlink.BpfFilter) bool {
-	tag, named := p.tags[f.Name]
-	return named && (p.ids[f.Id] || f.Tag != "" && f.Tag == tag)
+	tags, named := p.tags[f.Name]
+	return named && (p.ids[f.Id] || tags[f.Tag])
 }

@@ -136,6 +136,7 @@ func (d *Datapath) Run(ctx context.Context) error {
 	if err := checkPrivileges(); err != nil {
 		return err
 	}
+	raiseMemlock()
 	dir, err := openPinDir(d.cfg.BPFFS)
 	if err != nil {
 		return err

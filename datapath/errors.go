@@ -42,6 +42,26 @@ func checkPrivileges() error {
 	return missingCapabilities(uint64(data[0].Effective) | uint64(data[1].Effective)<<32)
 }
 
+// raiseMemlock lifts the bound on the memory of maps, which before Linux 5.11 counts as locked memory of the process. Where
+// that is not allowed, making a map may fail, and says why.
+func raiseMemlock() {
+	if olderThan(kernelRelease(), "5.11") {
+		_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+	}
+}
+
+// olderThan compares the first two numbers of releases; what cannot be read is not older.
+func olderThan(release, than string) bool {
+	var a, b [2]int
+	if _, err := fmt.Sscanf(release, "%d.%d", &a[0], &a[1]); err != nil {
+		return false
+	}
+	if _, err := fmt.Sscanf(than, "%d.%d", &b[0], &b[1]); err != nil {
+		return false
+	}
+	return a[0] < b[0] || a[0] == b[0] && a[1] < b[1]
+}
+
 // missingCapabilities judges a set of effective capabilities, bit n for capability n.
 func missingCapabilities(effective uint64) error {
 	has := func(capability int) bool { return effective&(1<<capability) != 0 }

@@ -38,32 +38,38 @@ func openPinDir(bpffs string) (_ *pinDir, err error) {
 	if err := checkBPFFS(bpffs); err != nil {
 		return nil, err
 	}
-	p := &pinDir{path: filepath.Join(bpffs, pinDirName)}
-	if err := ownDirectory(p.path); err != nil {
+	path := filepath.Join(bpffs, pinDirName)
+	if err := ownDirectory(path); err != nil {
 		return nil, err
 	}
-	p.lock, err = os.Open(p.path)
+	p, err := lockPinDir(path)
 	if err != nil {
-		return nil, explain("open pin directory", err)
-	}
-	defer func() {
-		if err != nil {
-			_ = p.lock.Close()
-		}
-	}()
-	if err := unix.Flock(int(p.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%w: another agent holds the lock on %s: stop it, or give this one a BPF file system "+
-				"of its own with --bpffs", ErrInUse, p.path)
-		}
-		return nil, fmt.Errorf("lock %s: %w", p.path, err)
+		return nil, err
 	}
 	for _, sub := range []string{pinProgramsDir, pinLinksDir, pinQdiscsDir} {
 		if err := ownDirectory(filepath.Join(p.path, sub)); err != nil {
+			_ = p.Close()
 			return nil, err
 		}
 	}
 	return p, nil
+}
+
+// lockPinDir locks a directory of pins that exists.
+func lockPinDir(path string) (*pinDir, error) {
+	lock, err := os.Open(path)
+	if err != nil {
+		return nil, explain("open pin directory", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = lock.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%w: another agent holds the lock on %s: stop it, or give this one a BPF file system "+
+				"of its own with --bpffs", ErrInUse, path)
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return &pinDir{path: path, lock: lock}, nil
 }
 
 // Close releases the lock.

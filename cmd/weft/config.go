@@ -33,6 +33,9 @@ const (
 	maxLeaseTTL = 24 * time.Hour
 )
 
+// minVerifyInterval keeps the comparison of a large map from being all that the agent does.
+const minVerifyInterval = 10 * time.Second
+
 // defaultCluster is the name of a cluster that is in no mesh.
 const defaultCluster = "default"
 
@@ -69,6 +72,7 @@ type agentOptions struct {
 	devices              []string
 	routingMode          string
 	maxEntries           uint32
+	verifyInterval       time.Duration
 	flowSample           uint32
 	metricsAddress       netip.AddrPort
 	logLevel             slog.Level
@@ -104,6 +108,8 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 		"`names` of network devices to identify packets on (default: those of the default routes and of the node's addresses)")
 	flags.StringVar(&o.routingMode, "routing-mode", "none", "`mode`: none, or native: route the pods of remote nodes through their addresses")
 	flags.Uint32Var(&o.maxEntries, "max-ipcache-entries", 512000, "size of the kernel's map of addresses, a `number`")
+	flags.DurationVar(&o.verifyInterval, "verify-interval", datapath.DefaultVerifyInterval,
+		"how often, at about, the kernel's map is compared as a whole with what is known, a `duration`")
 	flags.Uint32Var(&o.flowSample, "flow-sample", 100, "report one in this `number` of packets as a flow; 0: none")
 	flags.TextVar(&o.metricsAddress, "metrics-address", netip.AddrPort{},
 		"`address` of the loopback device, such as 127.0.0.1:9879, that answers /metrics and health probes, too (default: the socket only)")
@@ -237,6 +243,8 @@ func (c *agentConfig) check() (err error) {
 		return errors.New("--clustermesh-cache-ttl-all: give the time with --clustermesh-cache-ttl")
 	case api.CheckMetricsAddress(c.metricsAddress) != nil:
 		return fmt.Errorf("--metrics-address %w", api.CheckMetricsAddress(c.metricsAddress))
+	case c.verifyInterval < minVerifyInterval:
+		return fmt.Errorf("--verify-interval %s: want at least %s", c.verifyInterval, minVerifyInterval)
 	case c.maxEntries == 0:
 		return errors.New("--max-ipcache-entries: want at least 1")
 	case c.kvstoreLeaseTTL < minLeaseTTL || c.kvstoreLeaseTTL > maxLeaseTTL:

@@ -131,6 +131,7 @@ func newRoot(env environment) (root *cobra.Command, started *bool) {
 		agentCommand(env, c), statusCommand(env, c), ipCommand(env, c), nodeCommand(env, c), identityCommand(env, c), serviceCommand(env, c),
 		explainCommand(env, c),
 		clustersCommand(env, c), metricsCommand(env, c), bpfCommand(env, c), flowsCommand(env, c), kvstoreCommand(env), troubleshootCommand(env),
+		verifyCommand(env, c), cleanupCommand(env, c), diagnoseCommand(env, c),
 		versionCommand(env, c),
 	)
 	addHelp(root)

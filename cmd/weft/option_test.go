@@ -70,6 +70,7 @@ var others = map[string][3]string{
 	"devices":                   {"a", "b", "c"},
 	"routing-mode":              {"native", "native", "native"},
 	"max-ipcache-entries":       {"1", "2", "3"},
+	"verify-interval":           {"1m0s", "2m0s", "3m0s"},
 	"flow-sample":               {"1", "2", "3"},
 	"metrics-address":           {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
 	"log-level":                 {"DEBUG", "WARN", "ERROR"},
@@ -148,7 +149,7 @@ func optionIn(t *testing.T, cfg agentConfig, name string) string {
 		"max-ipcache-entries": cfg.maxEntries, "flow-sample": cfg.flowSample, "log-level": cfg.logLevel, "metrics-address": cfg.metricsAddress,
 		"node-ip": strings.Join(texts(cfg.nodeIPs), ","), "pod-cidr": strings.Join(texts(cfg.podCIDRs), ","),
 		"devices": strings.Join(cfg.devices, ","), "kvstore-opt": strings.Join(texts(cfg.kvstoreOpts), ","),
-		"kvstore-lease-ttl": cfg.kvstoreLeaseTTL,
+		"kvstore-lease-ttl": cfg.kvstoreLeaseTTL, "verify-interval": cfg.verifyInterval,
 	}
 	value, ok := v[name]
 	if !ok {

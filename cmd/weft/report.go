@@ -119,7 +119,7 @@ func (a *agent) datapathStatus() api.Datapath {
 			Pin: filepath.Join(d.PinDir, "ipcache"), Entries: d.IPCache.Entries, MaxEntries: d.IPCache.MaxEntries,
 			Pending: d.IPCache.Pending, Full: d.IPCache.Full, Unclaimed: d.IPCache.Unclaimed, Failures: d.IPCache.Failures,
 			Error: d.IPCache.LastError, Adopted: d.IPCache.Adopted, Written: d.IPCache.Written, Deleted: d.IPCache.Deleted,
-			Pruned: d.IPCache.Pruned, Drift: d.IPCache.Drift,
+			Pruned: d.IPCache.Pruned, Drift: d.IPCache.Drift, VerifiedAt: d.IPCache.VerifiedAt,
 		},
 		Flows: api.FlowStat{Received: d.Flows.Received, Lost: d.Flows.Dropped},
 	}

@@ -340,6 +340,9 @@ func (p *statusPrinter) datapath() {
 	}
 	p.branch("ipcache: %d/%d entries (%s), %d pending, %d unclaimed: %s", d.Map.Entries, d.Map.MaxEntries, usage, d.Map.Pending,
 		d.Map.Unclaimed, d.Map.Pin)
+	if d.Map.Drift > 0 {
+		p.branch("drift: %s changed by somebody else, last compared %s", count(int(d.Map.Drift), "entry"), ago(p.now, d.Map.VerifiedAt))
+	}
 	for _, device := range d.Devices {
 		var programs []string
 		for _, program := range device.Programs {
@@ -386,7 +389,7 @@ func count(n int, one string) string {
 	switch {
 	case n == 1:
 		return "1 " + one
-	case strings.HasSuffix(one, "ty"):
+	case strings.HasSuffix(one, "ty"), strings.HasSuffix(one, "try"):
 		return fmt.Sprintf("%d %sies", n, strings.TrimSuffix(one, "y"))
 	}
 	return fmt.Sprintf("%d %ss", n, one)

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftmesh/weft/api"
+	"github.com/weftmesh/weft/mesh"
+)
+
+// verifyTimeout bounds how long a comparison is waited for. A million entries take a few seconds.
+const verifyTimeout = 2 * time.Minute
+
+func verifyCommand(env environment, c *clientOptions) *cobra.Command {
+	var (
+		output *format
+		repair bool
+	)
+	cmd := newCommand("verify", "Compare what the clusters say, what is known and what is in the kernel", func(cmd *cobra.Command, _ []string) error {
+		ctx, cancel := context.WithTimeout(cmd.Context(), verifyTimeout)
+		defer cancel()
+		v, err := api.NewClient(c.socket).Verify(ctx, repair)
+		if err != nil {
+			return err
+		}
+		if *output == formatJSON {
+			err = printJSON(env.stdout, v)
+		} else {
+			err = printVerification(env, &v)
+		}
+		if err == nil && !v.Clean() {
+			return errUnhealthy
+		}
+		return err
+	})
+	cmd.Long = "Compare what the clusters say, what is known of them and what is in the kernel: the map, routes, devices, programs and pins.\n" +
+		"Each difference is a line. The exit code is 0 if there is none, or none that was not repaired, and 1 otherwise."
+	output = outputFlag(cmd)
+	cmd.Flags().BoolVar(&repair, "repair", false, "make right what differs")
+	return cmd
+}
+
+func printVerification(env environment, v *api.Verification) error {
+	if len(v.Differences) > 0 {
+		t := newTable(env.stdout, "KIND", "OBJECT", "WANT", "HAVE", "REPAIRED")
+		for _, d := range v.Differences {
+			repaired := "no"
+			if d.Repaired {
+				repaired = "yes"
+			}
+			t.row(d.Kind, d.Object, d.Want, d.Have, repaired)
+		}
+		if err := t.flush(); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(env.stdout, "%s compared, %s\n", count(v.Compared, "object"), count(len(v.Differences)+v.More, "difference"))
+	return err
+}
+
+// verify compares everything from the clusters to the kernel.
+func (a *agent) verify(ctx context.Context, repair bool) (api.Verification, error) {
+	report, err := a.datapath.Verify(ctx, repair)
+	if err != nil {
+		return api.Verification{}, fmt.Errorf("compare with the kernel: %w", err)
+	}
+	v := api.Verification{Meta: api.MetaOf(api.KindVerification), Compared: report.Compared, More: report.More, Differences: []api.Difference{}}
+	for _, r := range a.mesh.Status() {
+		v.Compared++
+		if d, differs := clusterDifference(&r); differs {
+			v.Differences = append(v.Differences, d)
+		}
+	}
+	for _, d := range report.Differences {
+		v.Differences = append(v.Differences, api.Difference{Kind: d.Kind, Object: d.Object, Want: d.Want, Have: d.Have, Repaired: d.Repaired})
+	}
+	return v, nil
+}
+
+// clusterDifference tells of a cluster of which it is not known whether the table has all that it says. That the table
+// equals what was listed is compared by each connection itself, at its own interval.
+func clusterDifference(r *mesh.RemoteStatus) (api.Difference, bool) {
+	d := api.Difference{Kind: "etcd", Object: r.Name, Want: "listed and followed", Have: string(r.State)}
+	if r.LastError != "" {
+		d.Have += ": " + r.LastError
+	}
+	return d, r.State != mesh.Ready
+}

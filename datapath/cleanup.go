@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weftmesh/weft/bpf"
+)
+
+// overlayDevice is the name of the device of the overlay.
+const overlayDevice = "weft_vxlan"
+
+// Remnant is something in the kernel that weft left, or that stands where weft's things do.
+type Remnant struct {
+	Kind   string // "link", "filter", "qdisc", "route", "device", "program", "map" or "directory"
+	Object string
+	// Kept says why it is not removed: it cannot be proved to be weft's, or the kernel refused.
+	Kept string
+}
+
+// Cleanup removes everything that is provably weft's from the network namespace of the calling thread and from below a BPF
+// file system, and returns what that was, in order, and what it left. With dryRun it removes nothing. The error wraps
+// [ErrInUse] while an agent runs.
+func Cleanup(bpffs string, dryRun bool) ([]Remnant, error) {
+	if err := checkPrivileges(); err != nil {
+		return nil, err
+	}
+	c := &cleaner{dryRun: dryRun}
+	path := filepath.Join(bpffs, pinDirName)
+	switch _, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist): // what lies elsewhere may still be there
+	case err != nil:
+		return nil, explain("look at "+path, err)
+	case checkBPFFS(path) != nil:
+		return nil, fmt.Errorf("%w: %s is a directory of another kind: is --bpffs right?", ErrBPFFS, path)
+	default:
+		if err := ownedByUs(path); err != nil {
+			return nil, err
+		}
+		dir, err := lockPinDir(path)
+		if err != nil {
+			return nil, err
+		}
+		defer dir.Close()
+		c.dir = dir
+	}
+	h, err := openHost()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	c.host = h
+	steps := []func() error{c.links, c.filters, c.routes, c.overlay, c.programs, c.maps, c.directories}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return c.found, err
+		}
+	}
+	return c.found, nil
+}
+
+// ownedByUs returns an error unless path is a directory of this user.
+func ownedByUs(path string) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return explain("look at "+path, err)
+	}
+	if uid := os.Geteuid(); st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != uid {
+		return fmt.Errorf("%w: %s is not a directory of uid %d: run weft as its owner", ErrBPFFS, path, uid)
+	}
+	return nil
+}
+
+// cleaner removes step by step: what works on packets first, what that needs after it.
+type cleaner struct {
+	dir    *pinDir // nil: there are no pins
+	host   *host
+	dryRun bool
+	found  []Remnant
+}
+
+// remove notes a remnant, and removes it unless nothing is to be.
+func (c *cleaner) remove(kind, object string, act func() error) {
+	r := Remnant{Kind: kind, Object: object}
+	if !c.dryRun {
+		if err := act(); err != nil {
+			r.Kept = err.Error()
+		}
+	}
+	c.found = append(c.found, r)
+}
+
+// keep notes what is not provably ours.
+func (c *cleaner) keep(kind, object, why string) {
+	c.found = append(c.found, Remnant{Kind: kind, Object: object, Kept: why})
+}
+
+// list returns the names in a directory of pins; none if it does not exist.
+func (c *cleaner) list(elem ...string) ([]string, error) {
+	if c.dir == nil {
+		return nil, nil
+	}
+	files, err := os.ReadDir(c.dir.file(elem...))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, explain("list "+c.dir.file(elem...), err)
+	}
+	var names []string
+	for _, f := range files {
+		names = append(names, f.Name())
+	}
+	return names, nil
+}
+
+// links removes the pins of links, which end with them.
+func (c *cleaner) links() error {
+	names, err := c.list(pinLinksDir)
+	if err != nil {
+		return err
+	}
+	proof := programProof{}
+	if len(names) > 0 {
+		if proof, err = newProgramProof(c.dir, nil); err != nil {
+			return err
+		}
+	}
+	for _, name := range names {
+		path := c.dir.file(pinLinksDir, name)
+		if why := notOurLink(path, name, proof); why != "" {
+			c.keep("link", path, why)
+			continue
+		}
+		c.remove("link", path, func() error { return removePin(path) })
+	}
+	return nil
+}
+
+// notOurLink says why a pin is not that of a link of ours: one that runs a program of ours, or none any more under a name
+// that we give.
+func notOurLink(path, name string, proof programProof) string {
+	l, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		return "it is no link: " + err.Error()
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return err.Error()
+	}
+	tcx := info.TCX()
+	named := slices.ContainsFunc(bpf.Programs[:], func(p bpf.Program) bool { return strings.HasSuffix(name, "-"+p.Name) })
+	dead := tcx != nil && tcx.Ifindex == 0
+	if tcx == nil || !proof.ids[int(info.Program)] && (!dead || !named) {
+		return "it runs a program that is not pinned as one of weft's"
+	}
+	return ""
+}
+
+// filters removes filters of tc, and the qdiscs that were made for them.
+func (c *cleaner) filters() error {
+	if c.dir == nil {
+		return nil
+	}
+	a := &filterAttacher{dir: c.dir, host: c.host}
+	for _, p := range bpf.Programs {
+		a.programs = append(a.programs, program{Program: p})
+	}
+	if _, err := os.Lstat(c.dir.file(pinProgramsDir)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	devices, err := c.host.devices()
+	if err != nil {
+		return err
+	}
+	set, err := a.filters(devices)
+	if err != nil {
+		return err
+	}
+	for _, dev := range devices {
+		for _, p := range bpf.Programs {
+			if f := set.ours[hook{dev.Index, p.Attach}]; f != nil {
+				c.remove("filter", dev.Name+" "+p.Name, func() error { return c.host.removeFilter(f) })
+			}
+			if what := set.foreign[hook{dev.Index, p.Attach}]; what != "" {
+				c.keep("filter", dev.Name+" "+p.Name, what+" that runs a program that is not pinned as one of weft's")
+			}
+		}
+	}
+	marks, err := c.list(pinQdiscsDir)
+	if err != nil {
+		return err
+	}
+	for _, mark := range marks {
+		c.remove("qdisc", "clsact at index "+mark, func() error { return a.releaseQdiscs(nil) })
+	}
+	return nil
+}
+
+// routes removes ours, the less specific first.
+func (c *cleaner) routes() error {
+	routes, _, err := c.host.routes(func(netip.Prefix) bool { return false })
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(routes, func(a, b kernelRoute) int { return comparePrecise(b.Prefix, a.Prefix) })
+	for _, r := range routes {
+		c.remove("route", r.Prefix.String(), func() error { return c.host.remove(r) })
+	}
+	return nil
+}
+
+// overlay removes the device of the overlay.
+func (c *cleaner) overlay() error {
+	l, err := c.host.handle.LinkByName(overlayDevice)
+	var missing netlink.LinkNotFoundError
+	switch {
+	case errors.As(err, &missing):
+		return nil
+	case err != nil:
+		return fmt.Errorf("look for device %s: %w", overlayDevice, err)
+	}
+	if vxlan, ok := l.(*netlink.Vxlan); !ok || !vxlan.FlowBased {
+		c.keep("device", overlayDevice, "it is no VXLAN device that takes its tunnels from programs")
+		return nil
+	}
+	c.remove("device", overlayDevice, func() error { return c.host.handle.LinkDel(l) })
+	return nil
+}
+
+// programs removes the pins of programs.
+func (c *cleaner) programs() error {
+	names, err := c.list(pinProgramsDir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		path := c.dir.file(pinProgramsDir, name)
+		p, err := ebpf.LoadPinnedProgram(path, nil)
+		if err != nil {
+			c.keep("program", path, "it is no program: "+err.Error())
+			continue
+		}
+		kind := p.Type()
+		_ = p.Close()
+		if kind != ebpf.SchedCLS || !slices.ContainsFunc(bpf.Programs[:], func(p bpf.Program) bool { return strings.HasPrefix(name, p.Name) }) {
+			c.keep("program", path, "weft makes none of this name and type")
+			continue
+		}
+		c.remove("program", path, func() error { return removePin(path) })
+	}
+	return nil
+}
+
+// maps removes the pins of maps.
+func (c *cleaner) maps() error {
+	names, err := c.list()
+	if err != nil {
+		return err
+	}
+	spec, err := bpf.Load()
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		path := c.dir.file(name)
+		if slices.Contains([]string{pinLinksDir, pinProgramsDir, pinQdiscsDir}, name) {
+			continue
+		}
+		if why := notOurMap(path, name, spec); why != "" {
+			c.keep("map", path, why)
+			continue
+		}
+		c.remove("map", path, func() error { return removePin(path) })
+	}
+	return nil
+}
+
+// notOurMap says why a pin is not that of a map of ours: by its name, and the type of what it holds.
+func notOurMap(path, name string, spec *ebpf.CollectionSpec) string {
+	for inSpec, pin := range pins {
+		if pin != strings.TrimSuffix(name, pinNewSuffix) {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(path, nil)
+		if err != nil {
+			return "it is no map: " + err.Error()
+		}
+		defer m.Close()
+		if want := spec.Maps[inSpec]; want != nil && m.Type() != want.Type {
+			return fmt.Sprintf("it is of type %s, and weft's is a %s", m.Type(), want.Type)
+		}
+		return ""
+	}
+	return "weft pins nothing of this name"
+}
+
+// directories removes those that are empty by now.
+func (c *cleaner) directories() error {
+	if c.dir == nil {
+		return nil
+	}
+	kept := slices.ContainsFunc(c.found, func(r Remnant) bool { return r.Kept != "" && strings.HasPrefix(r.Object, c.dir.path) })
+	for _, path := range []string{c.dir.file(pinLinksDir), c.dir.file(pinProgramsDir), c.dir.file(pinQdiscsDir), c.dir.path} {
+		if _, err := os.Lstat(path); err != nil {
+			continue
+		}
+		if kept && path == c.dir.path {
+			c.keep("directory", path, "something in it is kept")
+			continue
+		}
+		c.remove("directory", path, func() error {
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			return nil
+		})
+	}
+	return nil
+}
