@@ -81,7 +81,11 @@ func TestDeviceComesAndGoes(t *testing.T) {
 	if d := a.device("eth1.100"); d.Error == "" || d.IfIndex != 0 {
 		t.Errorf("status of a device that does not exist: %+v, want an error", d)
 	}
-	for range 3 {
+	times := 3
+	if os.Getenv("WEFT_TEST_FAULTS") != "" {
+		times = 100
+	}
+	for range times {
 		h.ip("link add eth1.100 type veth peer name x1")
 		h.wantLinks("eth0", "eth1.100")
 		h.ip("link del eth1.100")

@@ -133,4 +133,3 @@ func runUntilEOF(t *testing.T, bpffs string) error {
 	}
 	return err
 }
-
