@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -21,6 +22,9 @@ const (
 	// Debian's kernel for virtual machines: the smallest that has everything needed here, and signed.
 	packageSuffix = "-cloud-amd64"
 )
+
+// olderSuites are the suites of Debian with kernels that the machine's own suite does not have.
+var olderSuites = map[string]string{"5.10": "bullseye"}
 
 // kernel is one of Debian's kernels, unpacked.
 type kernel struct {
@@ -37,10 +41,70 @@ type debian struct {
 	log     io.Writer
 	run     func(ctx context.Context, dir, name string, args ...string) (stdout []byte, err error)
 	updated bool // apt's lists were fetched in this run: once is enough
+	// options make apt look into another suite than the machine's, with lists of its own; empty for the machine's.
+	options []string
 }
+
+// of returns the debian that has the kernels of a series.
+func (d *debian) of(ctx context.Context, series string) (*debian, error) {
+	suite, older := olderSuites[series]
+	if !older {
+		return d, nil
+	}
+	site, err := d.site(ctx)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := filepath.Abs(filepath.Join(d.dir, "apt-"+suite))
+	if err != nil {
+		return nil, err
+	}
+	for _, sub := range []string{"lists/partial", "cache/archives/partial"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	list := filepath.Join(dir, "sources.list")
+	source := fmt.Sprintf("deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n", site, suite)
+	if err := os.WriteFile(list, []byte(source), 0o644); err != nil {
+		return nil, err
+	}
+	return &debian{dir: d.dir, log: d.log, run: d.run, options: []string{
+		"-o", "Dir::Etc::sourcelist=" + list, "-o", "Dir::Etc::sourceparts=-",
+		"-o", "Dir::State::lists=" + filepath.Join(dir, "lists"), "-o", "Dir::Cache=" + filepath.Join(dir, "cache"),
+	}}, nil
+}
+
+// site is where the machine's own apt finds Debian.
+func (d *debian) site(ctx context.Context) (string, error) {
+	for {
+		targets, err := d.run(ctx, ".", "apt-get", "indextargets", "--format", "$(LABEL) $(SITE)", "Created-By: Packages")
+		if err != nil {
+			return "", err
+		}
+		for line := range strings.Lines(string(targets)) {
+			if site, ok := strings.CutPrefix(strings.TrimSpace(line), "Debian "); ok {
+				return site, nil
+			}
+		}
+		if d.updated {
+			return "", errors.New("apt knows no archive of Debian")
+		}
+		if err := d.update(ctx); err != nil {
+			return "", err
+		}
+	}
+}
+
+// apt are the arguments of a program of apt.
+func (d *debian) apt(args ...string) []string { return append(slices.Clone(d.options), args...) }
 
 // kernel returns the newest kernel of a series, fetching it unless it is there.
 func (d *debian) kernel(ctx context.Context, series string) (kernel, error) {
+	d, err := d.of(ctx, series)
+	if err != nil {
+		return kernel{}, fmt.Errorf("kernel %s: %w", series, err)
+	}
 	pkg, err := d.newest(ctx, series)
 	if err != nil {
 		return kernel{}, fmt.Errorf("kernel %s: %w", series, err)
@@ -66,7 +130,7 @@ func (d *debian) kernel(ctx context.Context, series string) (kernel, error) {
 func (d *debian) newest(ctx context.Context, series string) (string, error) {
 	for {
 		pattern := "^" + packagePrefix + strings.ReplaceAll(series, ".", `\.`) + `\..*` + packageSuffix + "$"
-		found, err := d.run(ctx, ".", "apt-cache", "search", "--names-only", pattern)
+		found, err := d.run(ctx, ".", "apt-cache", d.apt("search", "--names-only", pattern)...)
 		if err != nil {
 			return "", err
 		}
@@ -84,7 +148,7 @@ func (d *debian) newest(ctx context.Context, series string) (string, error) {
 
 func (d *debian) update(ctx context.Context) error {
 	d.updated = true
-	_, err := d.run(ctx, ".", "apt-get", "-qq", "update")
+	_, err := d.run(ctx, ".", "apt-get", d.apt("-qq", "update")...)
 	return err
 }
 
@@ -95,12 +159,12 @@ func (d *debian) fetch(ctx context.Context, pkg, release, root string) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	_, err = d.run(ctx, tmp, "apt-get", "-qq", "download", pkg)
+	_, err = d.run(ctx, tmp, "apt-get", d.apt("-qq", "download", pkg)...)
 	if err != nil && !d.updated { // the archive may have moved on from the lists
 		if err := d.update(ctx); err != nil {
 			return err
 		}
-		_, err = d.run(ctx, tmp, "apt-get", "-qq", "download", pkg)
+		_, err = d.run(ctx, tmp, "apt-get", d.apt("-qq", "download", pkg)...)
 	}
 	if err != nil {
 		return err

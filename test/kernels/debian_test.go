@@ -127,3 +127,39 @@ func TestKernelThatAptDoesNotKnow(t *testing.T) {
 		t.Errorf("commands %v, want a search, an update and a search", stub.commands)
 	}
 }
+
+// A series that the machine's suite does not have is looked for in an older one, on the machine's own archive, with lists
+// apart from the machine's.
+func TestOlderSuite(t *testing.T) {
+	dir := t.TempDir()
+	updates := 0
+	d := &debian{dir: dir, log: io.Discard, run: func(_ context.Context, _, name string, args ...string) ([]byte, error) {
+		switch {
+		case args[0] == "-qq":
+			updates++
+			return nil, nil
+		case name != "apt-get" || args[0] != "indextargets":
+			t.Errorf("unexpected: %s %v", name, args)
+		case updates == 0:
+			return nil, nil // no lists yet
+		}
+		return []byte("Other http://other.example/x\nDebian-Security http://security.example/debian\nDebian http://mirror.example/debian\n"), nil
+	}}
+	older, err := d.of(t.Context(), "5.10")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile(filepath.Join(dir, "apt-bullseye", "sources.list"))
+	if err != nil || !strings.Contains(string(source), " http://mirror.example/debian bullseye main") || updates != 1 {
+		t.Errorf("source %q, %v, %d updates", source, err, updates)
+	}
+	args := strings.Join(older.apt("update"), " ")
+	for _, want := range []string{"Dir::Etc::sourcelist=", "Dir::State::lists=" + filepath.Join(dir, "apt-bullseye", "lists"), " update"} {
+		if !strings.Contains(args, want) {
+			t.Errorf("arguments %q, want %q in them", args, want)
+		}
+	}
+	if same, err := d.of(t.Context(), "6.1"); same != d || err != nil {
+		t.Errorf("6.1: %v, want the machine's own suite", err)
+	}
+}

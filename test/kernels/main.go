@@ -5,7 +5,7 @@
 //
 //	kernels [-v] [-run regexp] [-pkg package] [-timeout duration] [series...]
 //
-// A series is two numbers, "6.12"; without one it is those that Debian 12 has. It needs apt, depmod (package kmod) and
+// A series is two numbers, "6.12"; without one it is 5.10, of Debian 11, and those that Debian 12 has. It needs apt, depmod (package kmod) and
 // qemu-system-x86_64, but no KVM; root only where apt has no package lists yet. Kernels are kept in .cache/kernels.
 //
 // Exit code 0 means that every kernel ran every selected test binary to success, 1 that one did not, 2 wrong usage.
@@ -35,7 +35,7 @@ const bootTime = 2 * time.Minute
 // anyTest is the -test.run that selects every test.
 const anyTest = "."
 
-var defaultSeries = []string{"6.1", "6.12"}
+var defaultSeries = []string{"5.10", "6.1", "6.12"}
 
 // options are the arguments, checked.
 type options struct {

@@ -24,7 +24,7 @@ func TestArguments(t *testing.T) {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 	opts, err = parseArgs(nil, io.Discard)
-	want = options{series: []string{"6.1", "6.12"}, suites: suites, run: ".", timeout: 10 * time.Minute}
+	want = options{series: []string{"5.10", "6.1", "6.12"}, suites: suites, run: ".", timeout: 10 * time.Minute}
 	if diff := cmp.Diff(want, opts, cmp.AllowUnexported(options{}, suite{})); err != nil || diff != "" {
 		t.Errorf("defaults: %v (-want +got):\n%s", err, diff)
 	}
