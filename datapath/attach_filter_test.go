@@ -118,7 +118,7 @@ func (h *testHost) addForeignFilter(device string, attrs netlink.FilterAttrs, na
 
 // On kernels without tcx the programs are filters: adopted at a restart, restored, and gone with their device.
 //
-// lesson: K12 K2 A2
+// lesson: K12, K2, A2
 func TestFilters(t *testing.T) {
 	h := newFilterHost(t)
 	h.ip("link add eth1 type veth peer name x1")
@@ -232,7 +232,7 @@ func TestIngressQdiscInTheWay(t *testing.T) {
 // Another version's program is replaced in place while packets pass: each is seen by one of the two. An agent that dies
 // between the change of the pin and that of the filter leaves a filter that is still known as ours.
 //
-// lesson: A4 X10
+// lesson: A4, X10
 func TestFilterIsReplacedInPlace(t *testing.T) {
 	h := newFilterHost(t)
 	a := h.start()

@@ -81,7 +81,7 @@ func (h *testHost) cleanup(dryRun bool) (found []Remnant, err error) {
 // After a cleanup nothing is left but what was there before, whether by links or by filters, and whatever belongs to
 // others.
 //
-// lesson: A8 K9
+// lesson: A8, K9
 func TestCleanup(t *testing.T) {
 	for name, withoutTCX := range map[string]bool{"links": false, "filters": true} {
 		t.Run(name, func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestCleanup(t *testing.T) {
 
 // What is not provably weft's stays, and is told of.
 //
-// lesson: K9 A6
+// lesson: K9, A6
 func TestCleanupKeepsWhatIsNotOurs(t *testing.T) {
 	h := newTestHost(t)
 	h.start().stop()

@@ -48,7 +48,7 @@ func (h *testHost) settings(values map[string]string) string {
 	return dir
 }
 
-// lesson: K12 K6
+// lesson: K12, K6
 func TestDiagnose(t *testing.T) {
 	h := newTestHost(t)
 	h.ip("link set eth0 mtu 1400")
@@ -92,7 +92,7 @@ func TestDiagnose(t *testing.T) {
 	}
 }
 
-// lesson: K12 K9 X11
+// lesson: K12, K9, X11
 func TestDiagnoseTrouble(t *testing.T) {
 	h := newTestHost(t)
 	d := Diagnosis{BPFFS: h.cfg.BPFFS, TunnelPort: 8472, Devices: []string{"eth0", "eth7", "tun0"}}

@@ -23,7 +23,7 @@ import (
 // The map gets another size while packets pass: its content stays, although nobody claims it yet, and every packet is
 // identified.
 //
-// lesson: A3 K1
+// lesson: A3, K1
 func TestMapChangesSize(t *testing.T) {
 	h := newTestHost(t)
 	a := h.start()

@@ -129,7 +129,7 @@ func TestDumpsUnderStorm(t *testing.T) {
 // A storm of events that no buffer holds, amid which somebody removes what is ours: in the end all of it is there, and
 // nothing else was touched.
 //
-// lesson: K4 K5
+// lesson: K4, K5
 func TestStorm(t *testing.T) {
 	h := newTestHost(t)
 	h.hear(0)

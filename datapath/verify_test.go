@@ -48,7 +48,7 @@ func (a *agent) verify(repair bool) []string {
 
 // What somebody else changes in the map is told, counted, and repaired if asked.
 //
-// lesson: K2 K9
+// lesson: K2, K9
 func TestVerifyMap(t *testing.T) {
 	h := newTestHost(t)
 	h.hear(0)

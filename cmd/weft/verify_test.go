@@ -18,7 +18,7 @@ import (
 
 // TestVerifyAndCleanup asks an agent on the kernel what differs, then takes everything away.
 //
-// lesson: A8 K2
+// lesson: A8, K2
 func TestVerifyAndCleanup(t *testing.T) {
 	if !testutil.Isolate(t) {
 		return
