@@ -51,9 +51,6 @@ func cleanupCommand(env environment, c *clientOptions) *cobra.Command {
 		}
 		return err
 	})
-	cmd.Long = "Remove everything that is provably weft's from this node: programs, maps, links, filters, routes, the overlay's device.\n" +
-		"Packets are not identified any more, and routes to remote pods are gone. It refuses while an agent runs.\n" +
-		"The exit code is 1 if something is left that cannot be proved to be weft's."
 	output = outputFlag(cmd)
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what there is to remove")
 	return cmd

@@ -45,9 +45,6 @@ func diagnoseCommand(env environment, c *clientOptions) *cobra.Command {
 		}
 		return nil
 	})
-	cmd.Long = "Look for what on this machine is in weft's way: the kernel, privileges, the BPF file system, settings, devices, programs of\n" +
-		"others, the overlay's port and MTU. It needs no agent, and no root for most. A line begins with ✓ if all is well, with !\n" +
-		"for a warning, and with ✗ for what keeps weft from working; then the exit code is 1."
 	output = outputFlag(cmd)
 	cmd.Flags().Var(&list[string]{&devices, parseDevice, func(s string) string { return s }, "devices", false}, "devices",
 		"`names` of network devices that are to have programs (default: those of the default routes)")

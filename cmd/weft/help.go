@@ -54,6 +54,17 @@ var helpTexts = map[string]help{
 	"clusters rejected": {"Show what clusters published that was not accepted, of all clusters or of one: how often for which reason since the agent " +
 		"started, and the last 100 of each cluster with time, key and reason. What is rejected never reaches the kernel.",
 		[]string{"weft clusters rejected", "weft clusters rejected west", "weft clusters rejected west -o json"}},
+	"verify": {"Compare what the clusters say, what is known of them and what is in the kernel: the map, routes, devices, programs and pins. Each " +
+		"difference is a line. The exit code is 0 if there is none, or none that was not repaired, 1 otherwise, 3 if no agent answers.",
+		[]string{"weft verify", "weft verify --repair", "weft verify -o json"}},
+	"cleanup": {"Remove everything that is provably weft's from this node: programs, maps, links, filters, routes, the overlay's device. Packets " +
+		"are not identified any more, and routes to remote pods are gone. It refuses while an agent runs. The exit code is 1 if something is " +
+		"left that cannot be proved to be weft's.",
+		[]string{"weft cleanup --dry-run", "weft cleanup"}},
+	"diagnose": {"Look for what on this machine is in weft's way: the kernel, privileges, the BPF file system, settings, devices, programs of others, " +
+		"the overlay's port and MTU. It needs no agent, and no root for most. A line begins with ✓ if all is well, with ! for a warning, and " +
+		"with ✗ for what keeps weft from working; then the exit code is 1.",
+		[]string{"weft diagnose", "weft diagnose --devices eth0,eth1", "weft diagnose -o json"}},
 	"metrics": {"Show the metrics of the agent, those that Prometheus reads from /metrics, as they are now. They are on the agent's socket, and " +
 		"on TCP with --metrics-address.",
 		[]string{"weft metrics", "weft metrics --match ^weft_clustermesh"}},

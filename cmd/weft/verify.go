@@ -38,8 +38,6 @@ func verifyCommand(env environment, c *clientOptions) *cobra.Command {
 		}
 		return err
 	})
-	cmd.Long = "Compare what the clusters say, what is known of them and what is in the kernel: the map, routes, devices, programs and pins.\n" +
-		"Each difference is a line. The exit code is 0 if there is none, or none that was not repaired, and 1 otherwise."
 	output = outputFlag(cmd)
 	cmd.Flags().BoolVar(&repair, "repair", false, "make right what differs")
 	return cmd
