@@ -99,6 +99,9 @@ func (e *examiner) privileges() {
 		return
 	}
 	e.fine("privileges", "CAP_BPF and CAP_NET_ADMIN")
+	if olderThan(kernelRelease(), "5.11") {
+		e.warn("privileges", "before Linux 5.11 these two are not enough", "give the agent CAP_PERFMON and CAP_SYS_RESOURCE, too")
+	}
 }
 
 // pins looks at the BPF file system, and at what an agent left there.

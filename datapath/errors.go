@@ -87,6 +87,8 @@ func explain(doing string, err error) error {
 		return nil
 	case errors.Is(err, ErrPrivileges), errors.Is(err, ErrKernel), errors.Is(err, ErrBPFFS), errors.Is(err, ErrIncompatible):
 		return fmt.Errorf("%s: %w", doing, err)
+	case errors.As(err, &verifier) && olderThan(kernelRelease(), "5.11") && errors.Is(err, unix.EACCES):
+		return fmt.Errorf("%s: the kernel's verifier refuses the program, as before Linux 5.11 without CAP_PERFMON: %w", doing, err)
 	case errors.As(err, &verifier):
 		return fmt.Errorf("%s: the kernel's verifier refuses the program: %w", doing, err)
 	case errors.Is(err, unix.EROFS):

@@ -27,7 +27,8 @@ import (
 // agentEnv, if it is in the environment, names the BPF file system of the agent that this process is to be.
 const agentEnv = "WEFT_TEST_AGENT_BPFFS"
 
-// Any user with two capabilities can run the agent, on links and on filters, and clean up behind it.
+// Any user with two capabilities can run the agent, on links and on filters, and clean up behind it. Before Linux 5.11 it
+// takes four.
 func TestCapabilitiesSuffice(t *testing.T) {
 	if bpffs := os.Getenv(agentEnv); bpffs != "" {
 		if err := runUntilEOF(t, bpffs); err != nil {
@@ -38,6 +39,11 @@ func TestCapabilitiesSuffice(t *testing.T) {
 	modes := []string{"", "yes"}
 	if !hasTCX() {
 		modes = modes[1:]
+	}
+	capabilities := []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN}
+	if olderThan(kernelRelease(), "5.11") {
+		// Without the first, the verifier forbids what the programs do with pointers; the second is for the memory of maps.
+		capabilities = append(capabilities, unix.CAP_PERFMON, unix.CAP_SYS_RESOURCE)
 	}
 	for _, withoutTCX := range modes {
 		h := newTestHost(t)
@@ -50,7 +56,7 @@ func TestCapabilitiesSuffice(t *testing.T) {
 		cmd.Env = append(os.Environ(), agentEnv+"="+h.cfg.BPFFS, withoutTCXEnv+"="+withoutTCX)
 		cmd.SysProcAttr = &syscall.SysProcAttr{
 			Credential:  &syscall.Credential{Uid: 65534, Gid: 65534},
-			AmbientCaps: []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN},
+			AmbientCaps: capabilities,
 			Pdeathsig:   syscall.SIGKILL,
 		}
 		in, err := cmd.StdinPipe()

@@ -51,7 +51,7 @@ func (d *debian) of(ctx context.Context, series string) (*debian, error) {
 	if !older {
 		return d, nil
 	}
-	site, err := d.site(ctx)
+	sites, err := d.sites(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,11 @@ func (d *debian) of(ctx context.Context, series string) (*debian, error) {
 		}
 	}
 	list := filepath.Join(dir, "sources.list")
-	source := fmt.Sprintf("deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n", site, suite)
+	const deb = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n"
+	source := fmt.Sprintf(deb, sites["Debian"], suite)
+	if security := sites["Debian-Security"]; security != "" { // the later kernels, with fixes
+		source += fmt.Sprintf(deb, security, suite+"-security")
+	}
 	if err := os.WriteFile(list, []byte(source), 0o644); err != nil {
 		return nil, err
 	}
@@ -75,23 +79,27 @@ func (d *debian) of(ctx context.Context, series string) (*debian, error) {
 	}}, nil
 }
 
-// site is where the machine's own apt finds Debian.
-func (d *debian) site(ctx context.Context) (string, error) {
+// sites is where the machine's own apt finds the archives, by their labels. Debian's is among them.
+func (d *debian) sites(ctx context.Context) (map[string]string, error) {
 	for {
 		targets, err := d.run(ctx, ".", "apt-get", "indextargets", "--format", "$(LABEL) $(SITE)", "Created-By: Packages")
 		if err != nil {
-			return "", err
+			return nil, err
 		}
+		sites := map[string]string{}
 		for line := range strings.Lines(string(targets)) {
-			if site, ok := strings.CutPrefix(strings.TrimSpace(line), "Debian "); ok {
-				return site, nil
+			if label, site, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
+				sites[label] = site
 			}
 		}
+		if sites["Debian"] != "" {
+			return sites, nil
+		}
 		if d.updated {
-			return "", errors.New("apt knows no archive of Debian")
+			return nil, errors.New("apt knows no archive of Debian")
 		}
 		if err := d.update(ctx); err != nil {
-			return "", err
+			return nil, err
 		}
 	}
 }

@@ -150,7 +150,8 @@ func TestOlderSuite(t *testing.T) {
 		t.Fatal(err)
 	}
 	source, err := os.ReadFile(filepath.Join(dir, "apt-bullseye", "sources.list"))
-	if err != nil || !strings.Contains(string(source), " http://mirror.example/debian bullseye main") || updates != 1 {
+	if err != nil || !strings.Contains(string(source), " http://mirror.example/debian bullseye main\n") || updates != 1 ||
+		!strings.Contains(string(source), " http://security.example/debian bullseye-security main\n") {
 		t.Errorf("source %q, %v, %d updates", source, err, updates)
 	}
 	args := strings.Join(older.apt("update"), " ")

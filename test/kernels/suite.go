@@ -22,11 +22,15 @@ type suite struct {
 	pkg string // directory below the module's root
 	// olderSkip is -test.skip on kernels before tcx: what needs it, and has no counterpart there.
 	olderSkip string
+	// oldestSkip is the same before Linux 5.16.
+	oldestSkip string
 }
 
 var suites = []suite{
 	// The live tests attach programs to devices by links.
-	{pkg: "bpf", olderSkip: "^TestLive"},
+	//
+	// Before 5.16 the kernel does not tell how many instructions it verified, and before 5.11 two capabilities do not suffice.
+	{pkg: "bpf", olderSkip: "^TestLive", oldestSkip: "^TestLive|^(TestVerifiedInstructions|TestLoadWithTwoCapabilities)$"},
 	// These look at links. What they prove of links, TestFilter* and the rest prove of filters.
 	{pkg: "datapath", olderSkip: "^(TestDeviceComesAndGoes|TestDeviceMovesAway|TestRenamedDeviceKeepsItsLinks|" +
 		"TestDeselectedDevice|TestOlderProgramIsUpdatedInPlace|TestDeadLinksAreReplaced|TestLink.*)$"},
@@ -40,7 +44,11 @@ func (s suite) flags(series, run string) []string {
 	if compareVersions(series, tcx) >= 0 {
 		return []string{"-test.run", run}
 	}
-	return []string{"-test.run", run, "-test.skip", s.olderSkip}
+	skip := s.olderSkip
+	if s.oldestSkip != "" && compareVersions(series, "5.16") < 0 {
+		skip = s.oldestSkip
+	}
+	return []string{"-test.run", run, "-test.skip", skip}
 }
 
 // moduleRoot is where the packages' files lie in the machine, as they lie in the module: tests open testdata by
