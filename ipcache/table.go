@@ -31,6 +31,7 @@ type Table struct {
 	live    int         // prefixes with a claim
 	torn    int         // of these, in conflict
 	byLen   [2][129]int // prefixes with a claim by family and length: what Lookup has to try
+	tally   tally       // claims, by who makes them
 
 	changes
 	arrivals arrivals
@@ -214,6 +215,7 @@ func (t *Table) fill(s *slot, c *Claim) {
 	s.modRev, s.identity = c.Revision, uint32(c.Entry.Identity)
 	s.origin = t.origins.acquire(origin{owner: c.Owner, host: c.Entry.Host, key: c.Entry.EncryptKey, flags: c.Entry.Flags})
 	s.names = t.names.add(&c.Entry)
+	t.tally.add(&c.Owner, 1)
 	s.state &^= slotCIDR
 	if c.CIDR {
 		s.state |= slotCIDR
@@ -222,6 +224,7 @@ func (t *Table) fill(s *slot, c *Claim) {
 
 // drain gives up what a slot's content refers to.
 func (t *Table) drain(s *slot) {
+	t.tally.add(&t.origins.values[s.origin].owner, -1)
 	t.origins.release(s.origin)
 	t.names.release(s.names)
 	s.origin, s.names = 0, 0
