@@ -23,6 +23,13 @@ func (b *batch) add(op ipcache.Op) {
 	*b.ops = append(*b.ops, op)
 }
 
+func (b *batch) len() int {
+	if b.ops == nil {
+		return 0
+	}
+	return len(*b.ops)
+}
+
 // apply carries out what has been gathered and came from where from says, and empties the batch.
 func (b *batch) apply(t *ipcache.Table, from ipcache.Arrival) {
 	if b.ops == nil {

@@ -89,15 +89,17 @@ func validateClusterConfig(t *testing.T, localMax int, value string) error {
 	return config.Validate(layout)
 }
 
-// An address may have an identity of its own cluster, or a reserved one; the host of another cluster is a remote node here.
+// An address may have an identity of its own cluster, or one of the reserved ones that are allowed; the host of another
+// cluster is a remote node here.
 //
 // mechanism: G9
 // lesson: C4
 func TestIPIdentities(t *testing.T) {
 	for id, want := range map[identity.ID]identity.ID{
 		131072: 131072, 131329: 131329, 196607: 196607, // the range of cluster 2
-		1: 6, 2: 2, 6: 6, 8: 8, 255: 255,
+		1: 6, 2: 2, 4: 4, 6: 6, 8: 8, 9: 9, 10: 10,
 		0: 0, 256: 0, 65793: 0, 131071: 0, 196608: 0, 1<<24 + 1: 0, 1<<32 - 1: 0, // refused
+		3: 0, 5: 0, 7: 0, 11: 0, 100: 0, 128: 0, 255: 0, // refused by default
 	} {
 		cfg, _, _, ips, _ := decoders(t)
 		err := ips.upsert([]byte("10.2.1.10"), []byte(ipValue("10.2.1.10", int(id), "172.18.2.1")), 7)
@@ -105,7 +107,7 @@ func TestIPIdentities(t *testing.T) {
 		got := tableText(cfg.IPs)
 		if want == 0 {
 			var refused *refusal
-			if !errors.As(err, &refused) || refused.reason != reasonForeign || len(got) != 0 {
+			if !errors.As(err, &refused) || refused.reason != wantReason(id) || len(got) != 0 {
 				t.Errorf("identity %d: error %v, table %q", uint32(id), err, got)
 			}
 			continue
@@ -115,6 +117,13 @@ func TestIPIdentities(t *testing.T) {
 			t.Errorf("identity %d: error %v, table (-want +got):\n%s", uint32(id), err, diff)
 		}
 	}
+}
+
+func wantReason(id identity.ID) string {
+	if id.Reserved() && id != identity.Invalid {
+		return reasonReserved
+	}
+	return reasonForeign
 }
 
 // Deletions are matched by the canonical key that the addition had, so that no second spelling can take a claim away.
@@ -203,8 +212,8 @@ func TestNodeUpdate(t *testing.T) {
 
 // In a batch, what a node newly claims comes before what it no longer does.
 func TestNodeAddsBeforeDeletes(t *testing.T) {
-	d := &nodes{known: map[string][]claimKey{
-		"n": {{netip.MustParsePrefix("10.0.0.0/24"), false}, {netip.MustParsePrefix("10.0.1.0/24"), false}},
+	d := &nodes{known: map[string]knownNode{
+		"n": {keys: []claimKey{{netip.MustParsePrefix("10.0.0.0/24"), false}, {netip.MustParsePrefix("10.0.1.0/24"), false}}},
 	}}
 	claim := func(prefix string) ipcache.Claim { return ipcache.Claim{Prefix: netip.MustParsePrefix(prefix)} }
 	d.replace("n", []ipcache.Claim{claim("10.0.1.0/24"), claim("10.0.2.0/24")})

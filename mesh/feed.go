@@ -5,25 +5,48 @@ package mesh
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/weftmesh/weft/ipcache"
 	"github.com/weftmesh/weft/kvstore"
 )
 
 // decoder turns the objects of one kind into changes of the tables. Its methods are called by one goroutine at a time;
 // key and value are valid during the call, and, until the next flush, their bytes do not change.
 type decoder interface {
-	// upsert takes a new or changed object. The error is errIgnored, or a refusal.
+	// upsert takes a new or changed object. The error is errIgnored, errWaiting, or a refusal; what was known of the key
+	// before stays, unless the refusal is a partial one.
 	upsert(key, value []byte, revision int64) error
-	// remove takes back what key stood for; an unknown key is fine.
+	// withdraw takes back what is in use under key; an unknown key is fine.
+	withdraw(key []byte)
+	// remove takes back what key stood for, whether in use or not.
 	remove(key []byte)
+	// rejudge looks again, by the limits that are in force now, at what is in use: of addresses, at the suspects. It takes
+	// back what may no longer be, and reports each key of which less, or, without an error, more is in use than before.
+	rejudge(suspects []ipcache.Claim, report func(key []byte, err error))
 	// flush carries out what the calls before it left undone. It is told when the oldest of what they brought arrived; zero
 	// if that is not to be timed.
 	flush(arrived time.Time)
 }
+
+// holder knows which objects of a kind are in use.
+type holder interface {
+	has(key []byte) bool
+	len() int
+}
+
+// errTooManyKeys indicates a cluster whose etcd holds more keys of one kind than are worth to be remembered.
+var errTooManyKeys = errors.New("too many keys")
+
+// errJudgeAnew ends a listing or a watch that is to begin anew, so that what was refused is seen again.
+var errJudgeAnew = errors.New("limits have changed")
+
+// largestValue bounds one value, in bytes; values of nodes and services grow with labels and backends.
+var largestValue = map[string]int{"node": 1 << 20, "service": 4 << 20, "ip": 64 << 10, "identity": 256 << 10}
 
 // feed carries the objects of one kind of one cluster from its etcd through a decoder into the tables. It outlives
 // connections: what has been delivered once is compared with what the next connection lists.
@@ -33,13 +56,16 @@ type feed struct {
 	keep    time.Duration // how long the last good value outlives a bad one
 	synced  func()        // called when all has been listed over the present connection; no lock is held
 	seen    *sightings    // told of all that is delivered
+	gate    *gate         // nil for our own cluster
+	flushed func()        // called after each batch; nil: by nobody
 
 	mu      sync.Mutex
 	decode  decoder
-	prefix  prefix           // replaced, with watcher, by move, between connections
+	prefix  prefix           // replaced, with watcher, by move, between runs of the watcher
 	watcher *kvstore.Watcher // of prefix
-	// refused holds the keys whose present value is not in use, and since when; zero when the last good value has been
-	// withdrawn too. It is proportional to what the remote stores, as is the watcher's own memory.
+	sizes   sizes            // of what is in use; nil where the table knows
+	holder  holder
+	// refused holds the keys of which the last good value is in use instead of the present one, and since when.
 	refused map[string]time.Time
 	// left holds, after a move, the keys known from the old prefix that the new one has not shown yet.
 	left    map[string]struct{}
@@ -48,14 +74,32 @@ type feed struct {
 	current bool      // completely, over the present connection
 	started time.Time // when the watcher began to run over the present connection
 
-	halt    <-chan struct{} // ends the drain that is going on; nil if none is. It belongs to who drains
-	drained int             // by the present drain, which the watcher has not forgotten yet
+	pass   context.Context         // of the watcher's run, nil between runs
+	cancel context.CancelCauseFunc // ends it
+	// limited: since the last listing began, the limits have refused something. starved: a quota has.
+	limited, starved bool
+	anew             retry
+
+	halt <-chan struct{} // ends the drain that is going on; nil if none is. It belongs to who drains
+}
+
+// retry is when to list anew, so that what was refused is judged by what is in force now.
+type retry struct {
+	wanted bool
+	due    time.Time // not before
+	times  int       // in a row, without all having been taken
 }
 
 func newFeed(kind string, p prefix, decode decoder, rejects *rejections, keep time.Duration, synced func()) *feed {
 	f := &feed{
 		kind: kind, decode: decode, rejects: rejects, keep: keep, synced: synced, prefix: p,
 		refused: make(map[string]time.Time),
+	}
+	if h, ok := decode.(holder); ok {
+		f.holder = h
+	} else {
+		f.sizes = make(sizes)
+		f.holder = f.sizes
 	}
 	f.watcher = kvstore.NewWatcher(p.keys, f.deliver)
 	return f
@@ -65,13 +109,38 @@ func newFeed(kind string, p prefix, decode decoder, rejects *rejections, keep ti
 func (f *feed) run(ctx context.Context, c *kvstore.Client, start <-chan struct{}) error {
 	select {
 	case <-start:
-		f.mu.Lock()
-		f.started = time.Now()
-		f.mu.Unlock()
-		return f.watcher.Run(ctx, c)
 	case <-ctx.Done():
 		return nil
 	}
+	for {
+		pass := f.begin(ctx)
+		err := f.watcher.Run(pass, c)
+		cause := context.Cause(pass)
+		f.end()
+		switch {
+		case err != nil || ctx.Err() != nil:
+			return err
+		case !errors.Is(cause, errJudgeAnew):
+			return cause
+		}
+		f.move(f.prefix)
+	}
+}
+
+// begin starts a run of the watcher, which ends with ctx or when cancel is called.
+func (f *feed) begin(ctx context.Context) context.Context {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.started = time.Now()
+	f.pass, f.cancel = context.WithCancelCause(ctx)
+	return f.pass
+}
+
+func (f *feed) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cancel(nil)
+	f.pass, f.cancel = nil, nil
 }
 
 // disconnected says that what is known is not being followed any more.
@@ -91,6 +160,10 @@ func (f *feed) deliver(events []kvstore.Event) {
 		f.synced()
 	}
 	f.seen.note(events, time.Now())
+	if f.flushed != nil {
+		f.flushed()
+	}
+	f.slowDown(len(events))
 }
 
 // apply takes a batch of events, and reports whether it ended a listing.
@@ -105,12 +178,18 @@ func (f *feed) apply(events []kvstore.Event) (synced bool) {
 		case kvstore.Deleted:
 			f.remove(e.Key)
 		case kvstore.Synced:
+			if f.moving {
+				continue // of a listing that was delivered late; what counts is the one to come
+			}
 			f.sweep()
 			synced = true
+			if !f.limited {
+				f.anew.times = 0
+			}
 		}
 	}
 	arrived := time.Time{}
-	if f.current {
+	if f.current && f.watcher.Live() {
 		arrived = f.watcher.Received()
 	}
 	f.decode.flush(arrived)
@@ -124,18 +203,49 @@ func (f *feed) upsert(e *kvstore.Event) {
 	if f.left != nil {
 		delete(f.left, string(e.Key))
 	}
-	err := f.decode.upsert(e.Key, e.Value, e.Revision)
+	err := f.take(e)
 	if err == nil {
 		if len(f.refused) > 0 {
 			delete(f.refused, string(e.Key))
 		}
 		return
 	}
-	if _, ok := f.refused[string(e.Key)]; !ok {
-		f.refused[string(e.Key)] = time.Now()
+	f.note(e.Key, err)
+}
+
+// take hands an object to the decoder, if it is not too much.
+func (f *feed) take(e *kvstore.Event) error {
+	if most := largestValue[f.kind]; len(e.Value) > most {
+		return refuse(reasonTooLarge, fmt.Errorf("the value has %d bytes, more than %d", len(e.Value), most))
 	}
-	if !errors.Is(err, errIgnored) {
-		f.rejects.add(f.kind, e.Key, err)
+	if f.sizes == nil {
+		return f.decode.upsert(e.Key, e.Value, e.Revision)
+	}
+	size := len(e.Key) + len(e.Value)
+	if err := f.gate.spendBytes(size - f.sizes[string(e.Key)]); err != nil {
+		return err
+	}
+	err := f.decode.upsert(e.Key, e.Value, e.Revision)
+	if err == nil || isPartial(err) {
+		f.gate.addBytes(size - f.sizes[string(e.Key)])
+		f.sizes[string(e.Key)] = size
+	}
+	return err
+}
+
+// note draws the consequences of an error about the present value of a key.
+func (f *feed) note(key []byte, err error) {
+	var refused *refusal
+	isRefusal := errors.As(err, &refused)
+	if isRefusal && refused.partial {
+		delete(f.refused, string(key))
+	} else if _, ok := f.refused[string(key)]; !ok && f.holder.has(key) {
+		f.refused[string(key)] = time.Now()
+	}
+	if isRefusal {
+		f.limited = f.limited || refused.limit
+		f.starved = f.starved || refused.reason == reasonQuota
+		f.rejects.add(f.kind, key, err)
 	}
 }
 
@@ -144,10 +254,19 @@ func (f *feed) remove(key []byte) {
 		f.left[string(key)] = struct{}{}
 		return
 	}
+	f.forget(key)
+	f.decode.remove(key)
+}
+
+// forget notes that nothing of key is in use any more.
+func (f *feed) forget(key []byte) {
 	if len(f.refused) > 0 {
 		delete(f.refused, string(key))
 	}
-	f.decode.remove(key)
+	if size, ok := f.sizes[string(key)]; ok {
+		f.gate.addBytes(-size)
+		delete(f.sizes, string(key))
+	}
 }
 
 // sweep deletes what a move left behind.
@@ -163,19 +282,20 @@ func (f *feed) expire(now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for key, since := range f.refused {
-		if !since.IsZero() && now.Sub(since) >= f.keep {
-			f.decode.remove([]byte(key))
-			f.refused[key] = time.Time{}
+		if now.Sub(since) >= f.keep {
+			f.decode.withdraw([]byte(key))
+			f.forget([]byte(key))
 		}
 	}
 	f.decode.flush(time.Time{})
 }
 
-// move makes the feed follow another prefix that holds the same keys. Nothing is deleted until the new prefix has been
-// listed. Not concurrently with run.
+// move makes the feed follow another prefix that holds the same keys, or the same one from the beginning. Nothing is
+// deleted until the new prefix has been listed. Not while the watcher runs.
 func (f *feed) move(p prefix) {
 	f.mu.Lock()
 	f.moving = true
+	f.limited, f.starved = false, false
 	if f.left == nil {
 		f.left = make(map[string]struct{})
 	}
@@ -185,7 +305,7 @@ func (f *feed) move(p prefix) {
 
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.moving, f.current = false, false
+	f.moving, f.current = false, f.current && p == f.prefix
 	f.prefix, f.watcher = p, kvstore.NewWatcher(p.keys, f.deliver)
 }
 
@@ -202,9 +322,6 @@ func (f *feed) retract(events []kvstore.Event) {
 		default:
 		}
 		f.apply(share)
-		f.mu.Lock()
-		f.drained += len(share)
-		f.mu.Unlock()
 		runtime.Gosched()
 	}
 }
@@ -217,7 +334,7 @@ func (f *feed) drain(stop <-chan struct{}) bool {
 
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.halt, f.drained, f.current = nil, 0, false
+	f.halt, f.current = nil, false
 	select {
 	case <-stop:
 		return false
@@ -239,7 +356,7 @@ type feedStanding struct {
 func (f *feed) standing() feedStanding {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := feedStanding{inUse: max(0, f.watcher.Len()-f.drained-len(f.refused)), listed: f.listed, current: f.current}
+	s := feedStanding{inUse: max(0, f.holder.len()-len(f.refused)), listed: f.listed, current: f.current}
 	if w := f.watcher.Status(); !w.Live && w.LastErrorAt.After(f.started) {
 		s.lost = w.LastError
 	}

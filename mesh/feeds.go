@@ -17,7 +17,8 @@ import (
 // feeds are all that is followed of one cluster, under one id.
 type feeds struct {
 	id     identity.ClusterID
-	cached bool // the layout: data stands under cilium/cache
+	cached bool  // the layout: data stands under cilium/cache
+	gate   *gate // nil for our own cluster
 
 	nodes, services, ips, identities *feed
 }
@@ -35,20 +36,30 @@ func (r *remote) newFeeds(id identity.ClusterID, cached bool) *feeds {
 		source, local = ipcache.KVStore, cfg.NodeName
 	}
 	fs := &feeds{id: id, cached: cached}
+	var judges *judge
+	if !r.own {
+		fs.gate = r.mesh.newGate(r.name, id)
+		judges = &judge{gate: fs.gate}
+	}
 	prefixes := layout(r.name, cached)
 	feed := func(kind string, p prefix, d decoder) *feed {
 		f := newFeed(kind, p, d, r.rejects, cfg.KeepInvalid, r.synced)
 		f.seen = &r.seen
+		f.gate = fs.gate
 		return f
 	}
 	fs.nodes = feed("node", prefixes.nodes, &nodes{
 		table: cfg.Nodes, ips: cfg.IPs, layout: cfg.Layout, cluster: id, name: r.name, local: local, remote: !r.own,
 		source: source, dualStack: cfg.DualStack, underlay6: cfg.Underlay6, prefer: cfg.Preferences.Of(r.name),
-		known: make(map[string][]claimKey),
+		ground: r.mesh.ground, gate: fs.gate, known: make(map[string]knownNode),
 	})
-	fs.services = feed("service", prefixes.services, &services{table: cfg.Services, cluster: id, name: r.name})
+	fs.nodes.flushed = func() { fs.ips.arrived() }
+	fs.services = feed("service", prefixes.services, &services{
+		table: cfg.Services, cluster: id, name: r.name, gate: fs.gate, known: make(map[string]*knownService),
+	})
 	fs.ips = feed("ip", prefixes.ips, &ips{
 		table: cfg.IPs, layout: cfg.Layout, owner: ipcache.Owner{Cluster: id, Source: source, Object: ipOwnerObject},
+		judge: judges, held: newHeld(),
 	})
 	fs.identities = feed("identity", prefixes.identities, &identities{
 		table: cfg.Identities, layout: cfg.Layout, cluster: id, name: r.name,

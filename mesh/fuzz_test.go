@@ -5,6 +5,7 @@ package mesh
 import (
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -38,12 +39,23 @@ func FuzzDecoders(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	ours := []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("fd00:9::/64")}
 	f.Fuzz(func(t *testing.T, key, value string) {
 		cfg := Config{
 			Layout: layout, IPs: ipcache.New(), Nodes: node.NewTable(), Identities: identity.NewTable(), Services: service.NewTable(),
 			Log: slog.New(slog.DiscardHandler),
 		}
-		fs := newRemote(&Mesh{cfg: cfg}, "west").newFeeds(2, false)
+		if err := cfg.complete(); err != nil {
+			t.Fatal(err)
+		}
+		limits := DefaultLimits(1000)
+		limits.Default.AnyHost = true
+		cfg.Limits, cfg.OwnPrefixes = &limits, ours
+		policy, err := newPolicy(&cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fs := newRemote(&Mesh{cfg: cfg, policy: policy, ground: newGround(9)}, "west").newFeeds(2, false)
 		for _, f := range fs.inDrainOrder() {
 			err := f.decode.upsert([]byte(key), []byte(value), 1)
 			f.decode.flush(time.Time{})
@@ -70,6 +82,9 @@ func checkClaims(t *testing.T, cfg Config, kind string) {
 		id := c.Entry.Identity
 		if c.Owner.Cluster != 2 || c.Owner.Source != ipcache.ClusterMesh || id < 2 || !id.Reserved() && cfg.Layout.Cluster(id) != 2 {
 			t.Errorf("%s: claim %s", kind, claimText(c))
+		}
+		if specialSpans.overlap(spanOf(c.Prefix)) || spansOf(netip.MustParsePrefix("10.9.0.0/16")).overlap(spanOf(c.Prefix)) || c.Prefix.Bits() < 16 {
+			t.Errorf("%s: claim %s is of nobody's, or ours, or too much", kind, claimText(c))
 		}
 		if c.Prefix != c.Prefix.Masked() || c.Prefix.Addr().Is4In6() || c.Prefix.Addr().Zone() != "" {
 			t.Errorf("%s: prefix %s is not canonical", kind, c.Prefix)

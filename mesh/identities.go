@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/ipcache"
 )
 
 // identities decodes what a cluster's identities stand for.
@@ -62,3 +63,8 @@ func (d *identities) parseKey(key []byte) (identity.ID, error) {
 }
 
 func (d *identities) flush(time.Time) {}
+
+func (d *identities) withdraw(key []byte) { d.remove(key) }
+
+// rejudge has nothing to look at: which identities are a cluster's own is no matter of limits.
+func (d *identities) rejudge([]ipcache.Claim, func([]byte, error)) {}

@@ -106,8 +106,12 @@ func testConfig(t *testing.T) Config {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The clusters of most tests announce addresses without publishing the nodes that these are behind: the tests of limits
+	// have the defaults.
+	limits := DefaultLimits(0)
+	limits.Default.AnyHost = true
 	return Config{
-		ClusterName: "here", ClusterID: 9, NodeName: "here-1", Layout: layout,
+		ClusterName: "here", ClusterID: 9, NodeName: "here-1", Layout: layout, Limits: &limits,
 		IPs: ipcache.New(), Nodes: node.NewTable(), Identities: identity.NewTable(), Services: service.NewTable(),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -57,6 +58,16 @@ type Config struct {
 	// KeepInvalid is how long the last good value of a key stays in use when the key has got a bad one. Default: 10 minutes.
 	KeepInvalid time.Duration
 
+	// OwnPrefixes are the addresses and the pod CIDRs of this node, which no remote may claim.
+	OwnPrefixes []netip.Prefix
+	// LimitsFile says what remotes may claim. It is read again when it changes. Empty: they may claim what Limits says.
+	LimitsFile string
+	// Limits are the limits where the file says nothing. Default: DefaultLimits(MaxEntries).
+	Limits *Limits
+	// MaxEntries is the size of the map that the ipcache is meant for, of which no cluster may fill more than a part by
+	// default. 0: it has no bound.
+	MaxEntries int
+
 	Log *slog.Logger
 }
 
@@ -71,6 +82,9 @@ const (
 func (c *Config) complete() error {
 	c.SyncTimeout = cmp.Or(c.SyncTimeout, defaultSyncTimeout)
 	c.KeepInvalid = cmp.Or(c.KeepInvalid, defaultKeepInvalid)
+	if c.Limits == nil {
+		c.Limits = new(DefaultLimits(c.MaxEntries))
+	}
 	if c.IPs == nil || c.Nodes == nil || c.Identities == nil || c.Services == nil || c.Log == nil {
 		return errors.New("mesh: a table or the log is missing")
 	}
@@ -106,6 +120,8 @@ type Mesh struct {
 	cfg    Config
 	timing timing
 	ids    *clusterIDs
+	ground *ground
+	policy *policy
 	dir    *dir    // nil without Config.Dir
 	own    *remote // nil without Config.Own
 
@@ -127,8 +143,12 @@ func newMesh(cfg Config, t timing) (*Mesh, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
+	policy, err := newPolicy(&cfg)
+	if err != nil {
+		return nil, err
+	}
 	m := &Mesh{
-		cfg: cfg, timing: t, ids: newClusterIDs(),
+		cfg: cfg, timing: t, ids: newClusterIDs(), ground: newGround(cfg.ClusterID), policy: policy,
 		ready: make(chan struct{}), scanned: make(chan struct{}),
 		remotes: make(map[string]*remote), badAt: make(map[string]time.Time),
 	}
@@ -160,6 +180,7 @@ func (m *Mesh) Ready() <-chan struct{} { return m.ready }
 func (m *Mesh) Run(ctx context.Context) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
+	tasks.Go(func() { m.enforce(ctx) })
 	if m.own != nil {
 		tasks.Go(func() { m.own.run(ctx) })
 	}

@@ -3,6 +3,8 @@
 package mesh
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -26,9 +28,18 @@ type nodes struct {
 	underlay6 bool
 	remote    bool // the cluster is not our own
 	prefer    node.Preference
+	ground    *ground
+	gate      *gate // nil for our own cluster, which may claim anything
 
-	known map[string][]claimKey // by node
+	known map[string]knownNode
 	batch batch
+}
+
+// knownNode is a node that is in use. What is used of it stands in the table of nodes.
+type knownNode struct {
+	revision int64
+	keys     []claimKey
+	said     *node.Node // by the cluster, where not all of that is used
 }
 
 var _ decoder = (*nodes)(nil)
@@ -41,23 +52,131 @@ func (d *nodes) upsert(key, value []byte, revision int64) error {
 	if err := n.Validate(string(key), d.name, uint32(d.cluster), uint32(d.layout.MaxCluster())); err != nil {
 		return refuse(reasonMismatch, err)
 	}
+	if !plainName(n.Name) {
+		return refuse(reasonMalformed, fmt.Errorf("node name %q is none: want up to %d plain characters", n.Name, longestName))
+	}
 	if d.local != "" && n.Name == d.local {
 		return errIgnored
 	}
 	n.Preference = d.prefer
-	claims := d.claims(n, revision)
-	d.known[n.Name] = d.replace(n.Name, claims)
-	d.table.Upsert(n)
+	used, err := d.admit(n)
+	if err != nil && !isPartial(err) {
+		return err
+	}
+	claims := d.claims(used, revision)
+	if err := d.spend(len(claims) - len(d.known[n.Name].keys)); err != nil {
+		return err
+	}
+	d.put(nodeUpdate{said: n, used: used, claims: claims, revision: revision, cut: err != nil, grace: true})
+	return err
+}
+
+// admit returns what of a node is used: with a partial refusal, not all of it, with another one, nothing.
+func (d *nodes) admit(n node.Node) (node.Node, error) {
+	if d.gate == nil {
+		return n, nil
+	}
+	var cut error
+	taken := make(map[netip.Prefix]bool)
+	for _, p := range nodePrefixes(&n) {
+		err := d.gate.prefix(p.prefix, p.use, true)
+		var refused *refusal
+		switch {
+		case err == nil:
+		case errors.As(err, &refused) && refused.reason == reasonForeignPrefix:
+			taken[p.prefix] = true
+			cut = partly(err)
+		default:
+			return n, err
+		}
+	}
+	if cut != nil {
+		n = without(n, taken)
+	}
+	return n, cut
+}
+
+// spend finds whether the quota leaves room for so many more entries.
+func (d *nodes) spend(more int) error {
+	if d.gate == nil || more <= 0 {
+		return nil
+	}
+	most := d.gate.rules().limits.MaxEntries
+	if most == 0 || d.gate.entriesLeft()-d.batch.len() >= more {
+		return nil
+	}
+	d.flush(time.Time{})
+	if d.gate.entriesLeft() < more {
+		return limited(reasonQuota, fmt.Errorf("the cluster has its %d entries; raise its max-entries in the limits if it should have more", most))
+	}
 	return nil
 }
 
-func (d *nodes) remove(key []byte) {
-	if _, ok := d.known[string(key)]; !ok {
+// nodeUpdate is what a node comes to.
+type nodeUpdate struct {
+	said, used node.Node
+	claims     []ipcache.Claim // of used
+	revision   int64
+	cut        bool // used is not all that is said
+	grace      bool // for addresses that the node had before: see hosts
+}
+
+// put makes u what is in use of its node.
+func (d *nodes) put(u nodeUpdate) {
+	before, _ := d.table.Get(d.name, u.said.Name)
+	k := knownNode{revision: u.revision, keys: d.replace(u.said.Name, u.claims)}
+	if u.cut {
+		k.said = &u.said
+	}
+	d.known[u.said.Name] = k
+	d.ground.declare(d.cluster, u.said.Name, prefixesOf(&u.said))
+	if d.gate != nil {
+		d.gate.hosts.replace(addressesOf(&before), addressesOf(&u.used), u.grace)
+	}
+	d.table.Upsert(u.used)
+}
+
+func (d *nodes) remove(key []byte) { d.drop(string(key), true) }
+
+func (d *nodes) drop(name string, grace bool) {
+	if _, ok := d.known[name]; !ok {
 		return
 	}
-	d.table.Delete(d.name, string(key))
-	d.replace(string(key), nil)
-	delete(d.known, string(key))
+	before, _ := d.table.Get(d.name, name)
+	d.table.Delete(d.name, name)
+	d.replace(name, nil)
+	d.ground.declare(d.cluster, name, nil)
+	if d.gate != nil {
+		d.gate.hosts.replace(addressesOf(&before), nil, grace)
+	}
+	delete(d.known, name)
+}
+
+func (d *nodes) withdraw(key []byte) { d.remove(key) }
+
+// rejudge looks at all nodes again.
+func (d *nodes) rejudge(_ []ipcache.Claim, report func(key []byte, err error)) {
+	for name, k := range d.known {
+		said, _ := d.table.Get(d.name, name)
+		if k.said != nil {
+			said = *k.said
+		}
+		used, err := d.admit(said)
+		if err != nil && !isPartial(err) {
+			d.drop(name, false)
+			report([]byte(name), err)
+			continue
+		}
+		if err == nil && k.said == nil {
+			continue
+		}
+		claims := d.claims(used, k.revision)
+		if slices.EqualFunc(claims, k.keys, func(c ipcache.Claim, k claimKey) bool { return keyOf(c) == k }) {
+			continue
+		}
+		d.put(nodeUpdate{said: said, used: used, claims: claims, revision: k.revision, cut: err != nil})
+		report([]byte(name), err)
+	}
 }
 
 func (d *nodes) flush(arrived time.Time) { d.batch.apply(d.ips, arrival(d.cluster, arrived)) }
@@ -70,7 +189,7 @@ func (d *nodes) replace(node string, claims []ipcache.Claim) []claimKey {
 		now[i] = keyOf(c)
 		d.batch.add(ipcache.Op{Claim: c})
 	}
-	for _, k := range d.known[node] {
+	for _, k := range d.known[node].keys {
 		if !slices.Contains(now, k) {
 			d.batch.add(ipcache.Op{Delete: true, Claim: ipcache.Claim{Prefix: k.prefix, CIDR: k.cidr, Owner: d.owner(node)}})
 		}

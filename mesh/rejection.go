@@ -17,6 +17,17 @@ const (
 	reasonMalformed = "malformed"        // does not decode
 	reasonMismatch  = "mismatch"         // contradicts its key, or the cluster that published it
 	reasonForeign   = "foreign-identity" // claims an identity that is not the cluster's own
+	reasonTooLarge  = "too-large"        // more bytes than any honest value of the kind has
+
+	// These the limits decide, which may change.
+	reasonReserved      = "reserved-identity" // claims a reserved identity that the cluster may not use
+	reasonPrefixLength  = "prefix-length"     // claims a prefix that is too short
+	reasonSpecialPrefix = "special-prefix"    // claims what is nobody's: loopback, link-local and the like
+	reasonOwnPrefix     = "own-prefix"        // claims what is ours
+	reasonDeniedPrefix  = "denied-prefix"     // claims what the limits do not allow the cluster
+	reasonForeignPrefix = "foreign-prefix"    // claims what the nodes of another cluster say is theirs
+	reasonForeignHost   = "foreign-host"      // announces an address behind a host that is no node of the cluster
+	reasonQuota         = "quota"             // the cluster has as much as it may have
 )
 
 // errIgnored indicates a value that nothing is made of, without anything being wrong.
@@ -26,12 +37,32 @@ var errIgnored = errors.New("nothing to use")
 type refusal struct {
 	reason string
 	err    error
+	// limit: a change of the limits, or of what other clusters claim, may lift it.
+	limit bool
+	// partial: the value is in use, but for the part that the refusal is of.
+	partial bool
 }
 
 func (r *refusal) Error() string { return r.err.Error() }
 func (r *refusal) Unwrap() error { return r.err }
 
-func refuse(reason string, err error) error { return &refusal{reason, err} }
+func refuse(reason string, err error) error { return &refusal{reason: reason, err: err} }
+
+func limited(reason string, err error) error { return &refusal{reason: reason, err: err, limit: true} }
+
+func isPartial(err error) bool {
+	var r *refusal
+	return errors.As(err, &r) && r.partial
+}
+
+// partly makes a refusal one of a part of the value; nil stays nil.
+func partly(err error) error {
+	var r *refusal
+	if errors.As(err, &r) {
+		return &refusal{reason: r.reason, err: r.err, limit: r.limit, partial: true}
+	}
+	return err
+}
 
 const (
 	lastRejections   = 100

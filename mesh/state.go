@@ -268,6 +268,7 @@ func (r *remote) status() RemoteStatus {
 			state := f.feed.standing()
 			*f.count, *f.synced = state.inUse, state.current
 		}
+		s.Waiting, s.Quotas = fs.waiting(), fs.quotas()
 	}
 	s.Rejected, s.LastRejections = r.rejects.report()
 	return s

@@ -80,6 +80,10 @@ type RemoteStatus struct {
 	// Lag is by how many revisions what is known trails Revision.
 	Lag int64 `json:"lag,omitempty"`
 
+	// Waiting counts announcements of addresses that are not used yet because the node that they are behind is not known.
+	Waiting int    `json:"waiting,omitempty"`
+	Quotas  Quotas `json:"quotas,omitzero"`
+
 	// Rejected counts refused values by "kind/reason".
 	Rejected map[string]uint64 `json:"rejected,omitempty"`
 	// LastRejections are the newest refusals, oldest first; at most 100.
