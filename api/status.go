@@ -97,7 +97,9 @@ type Cluster struct {
 	LastErrorAt         time.Time         `json:"lastErrorAt,omitzero"`
 	Certificates        []Certificate     `json:"certificates,omitempty"`        // none without TLS
 	CertificateWarnings []string          `json:"certificateWarnings,omitempty"` // of those that come near their end
-	Rejected            map[string]uint64 `json:"rejected,omitempty"`            // by kind and reason
+	Waiting             int               `json:"waiting,omitempty"`             // announcements whose node is not known
+	Quotas              Quotas            `json:"quotas,omitzero"`
+	Rejected            map[string]uint64 `json:"rejected,omitempty"` // by kind and reason
 	Rejections          []Rejection       `json:"lastRejections,omitempty"`
 }
 
@@ -115,6 +117,21 @@ type Counts struct {
 	IPs        int `json:"ips"`
 	Identities int `json:"identities"`
 	Services   int `json:"services"`
+}
+
+// Quotas are how much a cluster has, and how much it may have; a limit of 0 is none.
+type Quotas struct {
+	Entries         Quota  `json:"entries"`
+	Bytes           Quota  `json:"bytes"`
+	EventsPerSecond int64  `json:"eventsPerSecond,omitempty"`
+	HeldBack        uint64 `json:"heldBack,omitempty"` // how often its changes came too fast
+	Full            bool   `json:"full,omitempty"`     // something of it is refused for a quota
+}
+
+// Quota is a part of [Quotas].
+type Quota struct {
+	Used  int64 `json:"used"`
+	Limit int64 `json:"limit"`
 }
 
 // Rejection is a statement of a cluster that was not accepted.

@@ -220,7 +220,7 @@ func (l *prefixList) UnmarshalYAML(n *yaml.Node) error {
 	*l = prefixList{}
 	for _, text := range texts {
 		p, err := netip.ParsePrefix(text.Value)
-		if addr, asAddr := netip.ParseAddr(text.Value); asAddr == nil {
+		if addr, asAddr := netip.ParseAddr(text.Value); asAddr == nil && addr.Zone() == "" {
 			p, err = single(addr), nil
 		}
 		switch {

@@ -136,7 +136,7 @@ type Mesh struct {
 	badAt   map[string]time.Time // since when a name is in doubts or invalid
 }
 
-// New checks cfg. It starts nothing.
+// New checks cfg. It starts nothing. The error wraps [ErrLimits] for a file of limits that cannot be used.
 func New(cfg Config) (*Mesh, error) { return newMesh(cfg, defaultTiming) }
 
 func newMesh(cfg Config, t timing) (*Mesh, error) {

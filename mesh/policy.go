@@ -4,6 +4,7 @@ package mesh
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -36,6 +37,9 @@ type LimitsStatus struct {
 	Error string `json:"error,omitempty"`
 }
 
+// ErrLimits indicates a file of limits that cannot be used.
+var ErrLimits = errors.New("limits of remote clusters")
+
 // newPolicy reads the file. At the start, a bad one is an error: limits that were meant to be must not be missing.
 func newPolicy(cfg *Config) (*policy, error) {
 	p := &policy{
@@ -46,7 +50,7 @@ func newPolicy(cfg *Config) (*policy, error) {
 		return p, nil
 	}
 	if _, err := p.load(); err != nil {
-		return nil, fmt.Errorf("limits of remote clusters: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrLimits, err)
 	}
 	return p, nil
 }

@@ -149,7 +149,11 @@ func (a *agent) addMesh() (err error) {
 		NodeName: a.cfg.nodeName, Layout: a.cfg.layout, DualStack: a.dualStack(), Underlay6: a.underlay6(), Own: a.cfg.kvstore, Tune: a.cfg.tune,
 		CacheTTL: a.cfg.cacheTTL, CacheTTLAll: a.cfg.cacheTTLAll, Preferences: a.cfg.preferences(),
 		IPs: a.ips, Nodes: a.nodes, Identities: a.identities, Services: a.services, Log: a.log.With("task", "mesh"),
+		OwnPrefixes: ownPrefixes(a.self), LimitsFile: a.cfg.meshLimits, MaxEntries: int(a.cfg.maxEntries),
 	})
+	if errors.Is(err, mesh.ErrLimits) {
+		return usagef("--mesh-limits: %w", err)
+	}
 	if err == nil {
 		a.tasks = append(a.tasks, a.mesh)
 	}

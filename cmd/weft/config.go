@@ -65,6 +65,7 @@ type agentOptions struct {
 	cacheTTL             time.Duration
 	cacheTTLAll          bool
 	nodeIPPreference     []nodeIPChoice
+	meshLimits           string
 	kvstoreConfig        string
 	kvstoreOpts          []kvstoreOption
 	kvstoreLeaseTTL      time.Duration
@@ -97,6 +98,8 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.Var(&list[nodeIPChoice]{&o.nodeIPPreference, parseNodeIPChoice, nodeIPChoice.String, "choices", false}, "node-ip-preference",
 		"address by which nodes are reached, best first: a type such as ExternalIP or a prefix, after CLUSTER= for that cluster alone "+
 			"(default: InternalIP,ExternalIP)")
+	flags.StringVar(&o.meshLimits, "mesh-limits", "",
+		"YAML `file` that says what remote clusters may claim; it is read again when it changes")
 	flags.StringVar(&o.kvstoreConfig, "kvstore-config", "",
 		"etcd client config of the cluster's own etcd, a `file`; without it, nothing is published")
 	flags.Var(&list[kvstoreOption]{&o.kvstoreOpts, parseKVStoreOption, kvstoreOption.String, "options", false}, "kvstore-opt",

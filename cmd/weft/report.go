@@ -34,6 +34,9 @@ func (a *agent) status() api.Status {
 	for _, r := range a.mesh.Status() {
 		s.Clusters = append(s.Clusters, makeCluster(&r))
 	}
+	if limits := a.mesh.Limits(); limits.Error != "" {
+		s.Config = append(s.Config, api.ConfigError{File: limits.Path, Message: limits.Error})
+	}
 	if dir := a.mesh.Directory(); dir.Error != "" {
 		s.Config = append(s.Config, api.ConfigError{File: dir.Path, Message: dir.Error})
 	}
@@ -77,6 +80,10 @@ func makeCluster(r *mesh.RemoteStatus) api.Cluster {
 		Failures: r.Failures, Reconnects: r.Reconnects, LastError: r.LastError, LastErrorAt: r.LastErrorAt, Rejected: r.Rejected,
 		LastSuccess: r.LastSuccess, StaleSince: r.StaleSince, Withdrawn: r.Withdrawn,
 		Certificates: makeCertificates(r.Certificates), CertificateWarnings: r.CertificateWarnings,
+		Waiting: r.Waiting, Quotas: api.Quotas{
+			Entries: api.Quota(r.Quotas.Entries), Bytes: api.Quota(r.Quotas.Bytes), EventsPerSecond: r.Quotas.EventsPerSecond,
+			HeldBack: r.Quotas.HeldBack, Full: r.Quotas.Full,
+		},
 	}
 	for _, x := range r.LastRejections {
 		c.Rejections = append(c.Rejections, api.Rejection{Kind: x.Kind, Key: x.Key, Reason: x.Reason, At: x.At})

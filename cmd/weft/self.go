@@ -117,3 +117,12 @@ func selfClaims(n node.Node) []ipcache.Op {
 	}
 	return ops
 }
+
+// ownPrefixes are the addresses and the pod CIDRs of this node.
+func ownPrefixes(n node.Node) []netip.Prefix {
+	prefixes := n.PodCIDRs()
+	for _, a := range n.Addresses {
+		prefixes = append(prefixes, netip.PrefixFrom(a.IP, a.IP.BitLen()))
+	}
+	return prefixes
+}

@@ -278,9 +278,25 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 		}
 		p.branch("stale since %s (%s): %s", c.StaleSince.UTC().Format(time.RFC3339), ago(p.now, c.StaleSince), kept)
 	}
+	p.quotas(c)
 	p.rejections(c)
 	if c.LastError != c.ConfigError {
 		p.lastError(c.LastError, c.LastErrorAt)
+	}
+}
+
+// quotas says what the limits hold back, and how to give more.
+func (p *statusPrinter) quotas(c *api.Cluster) {
+	if c.Waiting > 0 {
+		p.branch("waiting: %s whose node is not known", count(c.Waiting, "endpoint"))
+	}
+	q := &c.Quotas
+	if q.Full {
+		p.branch("quota: %d of %d entries, %d of %d bytes: what goes beyond is refused; raise max-entries or max-bytes in --mesh-limits",
+			q.Entries.Used, q.Entries.Limit, q.Bytes.Used, q.Bytes.Limit)
+	}
+	if q.HeldBack > 0 {
+		p.branch("quota: held back %d times for more than %d events per second", q.HeldBack, q.EventsPerSecond)
 	}
 }
 
