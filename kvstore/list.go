@@ -198,6 +198,9 @@ func (c *Client) fetchPage(ctx context.Context, start string, opts []clientv3.Op
 	if err != nil {
 		return page{err: c.explain(err)}
 	}
+	if n := len(resp.Kvs); n > 0 && string(resp.Kvs[n-1].Key) < start {
+		return page{err: fmt.Errorf("etcd gave keys before %q, from which on it was asked", start)}
+	}
 	return page{kvs: resp.Kvs, more: resp.More}
 }
 

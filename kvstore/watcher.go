@@ -21,6 +21,11 @@ import (
 // than the last event of the prefix, which may be compacted long since.
 const progressInterval = 10 * time.Second
 
+// noticePause is how long a watch rests after an answer without events. An
+// honest server gives one every few seconds; one that gives nothing else is
+// held up, rather than listened to with all the time there is.
+const noticePause = time.Millisecond
+
 // Watcher follows one prefix, or one key, over any number of connections, and
 // of etcds that take each other's place. It remembers the revision of each key,
 // and so delivers only what is different from what it delivered before,
@@ -353,6 +358,7 @@ func (w *Watcher) watch(ctx context.Context, c *Client) error {
 			c.status.follows(w, phaseLive)
 		case len(resp.Events) == 0:
 			told.Store(true)
+			sleep(ctx, noticePause)
 		}
 	}
 }

@@ -120,7 +120,7 @@ func nthAddr(n int64) string {
 var hostileServers = []struct {
 	name string
 	set  func(*hostileEtcd)
-	most int64 // replies in 2 seconds that the client may take; 0: any number
+	most int64 // replies within some seconds that the client may take; 0: any number
 }{
 	{"endless progress notifications", func(h *hostileEtcd) {
 		h.watch = func(ctx context.Context, send func(*etcdserverpb.WatchResponse) error) {
@@ -128,7 +128,7 @@ var hostileServers = []struct {
 				h.replies.Add(1)
 			}
 		}
-	}, 100_000},
+	}, 60_000},
 	{"a revision that goes back", func(h *hostileEtcd) {
 		var n atomic.Int64
 		h.header = func() *etcdserverpb.ResponseHeader {
@@ -214,11 +214,13 @@ var hostileServers = []struct {
 func TestHostileServer(t *testing.T) {
 	for _, c := range hostileServers {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			h := startHostile(t, c.set)
 			checkHostileServer(t, h, h.endpoint, c.most)
 		})
 	}
 	t.Run("one byte a second", func(t *testing.T) {
+		t.Parallel()
 		checkHostileServer(t, new(hostileEtcd), "http://"+listenSlowly(t), 0)
 	})
 }
@@ -269,9 +271,11 @@ func checkHostileServer(t *testing.T, h *hostileEtcd, endpoint string, most int6
 	})
 	w.awaitState("east", Ready)
 	w.awaitIP("10.1.1.10/32", entry)
+	// First the windows of the connections fill; what counts is how fast the client empties them.
+	time.Sleep(time.Second)
 	before := h.replies.Load()
 	var largest uint64
-	for i := range 20 {
+	for i := range 10 {
 		addr := fmt.Sprintf("10.1.1.%d", 100+i)
 		east.ip(addr, 257, "172.18.1.1")
 		w.awaitIP(addr+"/32", addr+"/32 65793 via 172.18.1.1 by 1 ip")
@@ -295,8 +299,8 @@ func checkHostileServer(t *testing.T, h *hostileEtcd, endpoint string, most int6
 	if r.Quotas.Entries.Used > 500 {
 		t.Errorf("quotas %+v", r.Quotas)
 	}
-	// The server's own memory counts, too: it is one process with us.
-	if largest > 512<<20 {
+	// The servers' own memory counts, too: all of them and we are one process.
+	if largest > 1<<30 {
 		t.Errorf("the heap grew to %d MiB", largest>>20)
 	}
 	if e, _ := w.remote("east"); e.State != Ready || e.Reconnects != 0 {
