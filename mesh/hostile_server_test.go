@@ -112,11 +112,6 @@ func (h *hostileEtcd) Watch(stream grpc.BidiStreamingServer[etcdserverpb.WatchRe
 	return nil
 }
 
-// nthAddr makes up endless addresses, in the order of their keys.
-func nthAddr(n int64) string {
-	return fmt.Sprintf("10.2.%03d.%03d", 100+n/100%100, 100+n%100)
-}
-
 var hostileServers = []struct {
 	name string
 	set  func(*hostileEtcd)
