@@ -261,7 +261,11 @@ func checkHostileServer(t *testing.T, h *hostileEtcd, endpoint string, most int6
 	east.ip("10.1.1.10", 257, "172.18.1.1")
 	const entry = "10.1.1.10/32 65793 via 172.18.1.1 by 1 ip"
 	w := newWorld(t, defaultLimits(1000), withConfig(east), func(c *Config) {
-		c.Tune = func(k *kvstore.Config) { k.LivenessTimeout = time.Second }
+		c.Tune = func(k *kvstore.Config) {
+			if k.Endpoints[0] == endpoint {
+				k.LivenessTimeout = time.Second
+			}
+		}
 		write(t, filepath.Join(c.Dir, "west"), "endpoints:\n- "+endpoint+"\n")
 	})
 	w.awaitState("east", Ready)
@@ -298,7 +302,7 @@ func checkHostileServer(t *testing.T, h *hostileEtcd, endpoint string, most int6
 	if largest > 1<<30 {
 		t.Errorf("the heap grew to %d MiB", largest>>20)
 	}
-	if e, _ := w.remote("east"); e.State != Ready || e.Reconnects != 0 {
+	if e := w.awaitState("east", Ready); e.Reconnects != 0 {
 		t.Errorf("east: %+v", e)
 	}
 	stopping := time.Now()

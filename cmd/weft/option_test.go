@@ -60,6 +60,7 @@ var others = map[string][3]string{
 	"node-ip":                   {"10.0.0.1", "10.0.0.2", "10.0.0.3"},
 	"pod-cidr":                  {"10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24"},
 	"clustermesh-config":        {"/a", "/b", "/c"},
+	"mesh-limits":               {"/a", "/b", "/c"},
 	"clustermesh-cache-ttl":     {"1m0s", "2m0s", "3m0s"},
 	"clustermesh-cache-ttl-all": {"true", "true", "true"},
 	"node-ip-preference":        {"ExternalIP", "west=10.0.0.0/8", "Wireguard"},
@@ -143,6 +144,7 @@ func optionIn(t *testing.T, cfg agentConfig, name string) string {
 	v := map[string]any{
 		"api-socket": cfg.socket, "bpffs": cfg.bpffs, "cluster-name": cfg.clusterName, "cluster-id": cfg.clusterID,
 		"max-connected-clusters": cfg.maxConnectedClusters, "node-name": cfg.nodeName, "clustermesh-config": cfg.clustermeshConfig,
+		"mesh-limits":           cfg.meshLimits,
 		"clustermesh-cache-ttl": cfg.cacheTTL, "clustermesh-cache-ttl-all": cfg.cacheTTLAll,
 		"node-ip-preference": strings.Join(texts(cfg.nodeIPPreference), ","),
 		"kvstore-config":     cfg.kvstoreConfig, "endpoints-dir": cfg.endpointsDir, "routing-mode": cfg.routingMode,
