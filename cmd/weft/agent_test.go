@@ -201,6 +201,7 @@ func TestAgent(t *testing.T) {
 	s.checkCommands(t)
 	s.checkExplain(t)
 	s.checkMetrics(t)
+	s.checkPropagation(t, west)
 	s.checkPublished(t)
 	s.checkFlows(t)
 	s.checkSecondAgent(t)
@@ -351,6 +352,22 @@ func (s *site) checkMetrics(t *testing.T) {
 			t.Errorf("/%s: %s, %v\n%s", path, response.Status, err, body)
 		}
 	}
+}
+
+// checkPropagation changes something in west, and back: both are timed.
+func (s *site) checkPropagation(t *testing.T, west *testutil.Etcd) {
+	t.Helper()
+	counted := func(n int) {
+		t.Helper()
+		testutil.Eventually(t, 20*time.Second, func() error {
+			return contains(s.cli(t, 0, "metrics list --match propagation"), fmt.Sprintf(`weft_propagation_seconds_count cluster="west" %d`, n))
+		})
+	}
+	const key = "cilium/state/ip/v1/default/10.2.1.99"
+	west.Put(t, key, `{"IP":"10.2.1.99","Mask":null,"HostIP":"172.18.2.1","ID":131329,"Key":0,"Metadata":""}`)
+	counted(1)
+	west.Delete(t, key)
+	counted(2)
 }
 
 // checkPublished looks at what other clusters see.

@@ -90,7 +90,7 @@ func evilLab() api.Agent {
 		},
 		Services: func() []api.Service { return []api.Service{poisoned(api.Service{})} },
 		Describe: func([]api.Flow) {}, Flows: flows,
-		Metrics: newHandler(newCollector(func() api.Status { return status }, labCounters), slog.New(slog.DiscardHandler)),
+		Metrics: newHandler(slog.New(slog.DiscardHandler), newCollector(func() api.Status { return status }, labCounters)),
 	}
 }
 

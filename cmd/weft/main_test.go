@@ -160,7 +160,7 @@ func lab(healthy bool) api.Agent {
 				Prefix: westPod.Prefix, Winner: westPod, Shadowed: []api.IP{evilPod}, Why: "the lowest cluster id, 2 before 3",
 			}})
 		},
-		Metrics: newHandler(newCollector(func() api.Status { return labStatus(healthy) }, labCounters), slog.New(slog.DiscardHandler)),
+		Metrics: newHandler(slog.New(slog.DiscardHandler), newCollector(func() api.Status { return labStatus(healthy) }, labCounters)),
 	}
 }
 

@@ -87,15 +87,16 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// newMetrics answers with the metrics of the agent, of its process and of the Go run time. Those of the propagation
-// histogram join here, as a collector of their own.
-func newMetrics(status func() api.Status, bpffs string, log *slog.Logger) http.Handler {
-	return newHandler(newCollector(status, func() ([]counter, error) { return listCounters(bpffs) }), log)
+// metrics answers with the metrics of the agent, of its process and of the Go run time.
+func (a *agent) metrics() http.Handler {
+	counters := func() ([]counter, error) { return listCounters(a.cfg.bpffs) }
+	return newHandler(a.log, newCollector(a.status, counters), propagationCollector{a.datapath.Propagation, a.clusterNames})
 }
 
-func newHandler(c *collector, log *slog.Logger) http.Handler {
+func newHandler(log *slog.Logger, ours ...prometheus.Collector) http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(c, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(ours...)
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		ErrorLog:      slog.NewLogLogger(log.With("task", "metrics").Handler(), slog.LevelWarn),
 		ErrorHandling: promhttp.ContinueOnError, Registry: registry,

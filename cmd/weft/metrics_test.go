@@ -104,7 +104,7 @@ weft_rejected_total{cluster="west",kind="node",reason="name"} 1
 // Counters that cannot be read take nothing but themselves out of the answer, and are an error that is counted.
 func TestMetricsWithoutCounters(t *testing.T) {
 	log := new(buffer)
-	handler := newHandler(newCollector(busyStatus, func() ([]counter, error) { return nil, errors.New("no pins") }), slog.New(slog.NewTextHandler(log, nil)))
+	handler := newHandler(slog.New(slog.NewTextHandler(log, nil)), newCollector(busyStatus, func() ([]counter, error) { return nil, errors.New("no pins") }))
 	for range 2 {
 		answer := httptest.NewRecorder()
 		handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
