@@ -28,7 +28,7 @@ VM_DEBS := \
 
 export CGO_ENABLED ?= 0
 
-.PHONY: help deps build demo test test-faults check generate bench fuzz lab test-kernels mechanisms clean
+.PHONY: help deps build demo test test-faults test-long check docs generate bench fuzz lab test-kernels mechanisms clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,11 @@ test: deps ## run every test with the race detector
 test-faults: deps ## run kvstore's fault tests to their full figures (at most 15 minutes)
 	WEFT_TEST_FAULTS=1 CGO_ENABLED=1 go test -race -count=1 -run '^(TestFault|TestWatcherOracle)' -timeout 15m ./kvstore
 
+test-long: deps ## run the other packages' long tests to their full figures (an hour on two cores)
+	WEFT_TEST_FAULTS=1 CGO_ENABLED=1 go test -race -count=1 -run '^TestFault' -timeout 60m ./mesh
+	WEFT_TEST_FAULTS=1 go test -count=1 -timeout 60m -run '^TestModel$$' ./ipcache
+	WEFT_TEST_FAULTS=1 go test -count=1 -timeout 60m ./datapath ./test
+
 check: deps ## gofmt, vet, staticcheck, tidy, generated files unchanged, architecture
 	@out=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); [ -z "$$out" ] || { echo "gofmt would change: $$out"; exit 1; }
 	go vet ./...
@@ -61,7 +66,11 @@ check: deps ## gofmt, vet, staticcheck, tidy, generated files unchanged, archite
 	@before=$$(sha256sum bpf/*_bpfel.*); $(MAKE) -s generate; \
 		[ "$$before" = "$$(sha256sum bpf/*_bpfel.*)" ] || { echo "bpf: generated files are not what the C makes: run 'make generate' and commit"; exit 1; }
 	go test -count=1 .
+	go test -count=1 -v -run '^TestVerifierBudget$$' ./datapath | grep 'verifier budget'
 	@$(MAKE) -s mechanisms >/dev/null
+
+docs: ## write the command reference and the manual pages from the commands
+	go test ./cmd/weft -count=1 -run '^TestReference$$' -update
 
 generate: ## compile the BPF C (needs clang-19) and write its Go mirrors
 	go generate ./bpf
