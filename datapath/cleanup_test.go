@@ -27,10 +27,15 @@ func (h *testHost) snapshot() []string {
 	var all []string
 	for _, args := range []string{"-4 route show table all", "-6 route show table all", "-o link show"} {
 		for line := range strings.Lines(h.ip(args)) {
-			// What a packet left behind is no object; link-local addresses come when the kernel has tried them out.
-			if !strings.Contains(line, "cache") && !strings.Contains(line, "fe80") {
-				all = append(all, args+": "+strings.TrimSpace(line))
+			// What a packet left behind is no object, and what the kernel adds by itself comes when it is ready: link-local
+			// addresses, routes for multicast, the state of a device.
+			if strings.Contains(line, "cache") || strings.Contains(line, "fe80") || strings.Contains(line, "ff00") {
+				continue
 			}
+			if name, _, ok := strings.Cut(line, ": <"); ok {
+				line = name
+			}
+			all = append(all, args+": "+strings.TrimSpace(line))
 		}
 	}
 	err := filepath.WalkDir(h.cfg.BPFFS, func(path string, d fs.DirEntry, err error) error {
