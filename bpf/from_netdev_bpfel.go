@@ -20,6 +20,7 @@ const (
 	FromNetdevMapWeftConfig      = "weft_config"
 	FromNetdevMapWeftCounters    = "weft_counters"
 	FromNetdevMapWeftEvents      = "weft_events"
+	FromNetdevMapWeftHosts       = "weft_hosts"
 	FromNetdevMapWeftMissed      = "weft_missed"
 	FromNetdevProgWeftFromNetdev = "weft_from_netdev"
 )
@@ -77,6 +78,7 @@ type FromNetdevMapSpecs struct {
 	WeftConfig   *ebpf.MapSpec `ebpf:"weft_config"`
 	WeftCounters *ebpf.MapSpec `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
+	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
 }
 
@@ -110,6 +112,7 @@ type FromNetdevMaps struct {
 	WeftConfig   *ebpf.Map `ebpf:"weft_config"`
 	WeftCounters *ebpf.Map `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
+	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
 }
 
@@ -119,6 +122,7 @@ func (m *FromNetdevMaps) Close() error {
 		m.WeftConfig,
 		m.WeftCounters,
 		m.WeftEvents,
+		m.WeftHosts,
 		m.WeftMissed,
 	)
 }

@@ -10,3 +10,4 @@ package bpf
 //
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -no-global-types -output-stem from_netdev FromNetdev from_netdev.c -- -O2 -Wall -Wextra -Werror -mcpu=v2 -mllvm -no-stack-coloring -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -no-global-types -output-stem to_netdev ToNetdev to_netdev.c -- -O2 -Wall -Wextra -Werror -mcpu=v2 -mllvm -no-stack-coloring -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -no-global-types -output-dir measure -go-package measure -output-stem lookup Lookup measure/lookup.c -- -O2 -Wall -Wextra -Wno-unused-parameter -Werror -mcpu=v2 -mllvm -no-stack-coloring -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu

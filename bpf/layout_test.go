@@ -90,7 +90,7 @@ func (m mirror) compare(t *testing.T, object string, c *btf.Struct) {
 			if !ok || member.Offset != at {
 				t.Errorf("%s: %s.%s is at bit %d, %v.%s at %d", object, m.c, name, member.Offset, m.goType, field.Name, at)
 			}
-			at += bits(t, member)
+			at += bitsOf(t, member)
 			delete(members, name)
 		}
 		if at != end {
@@ -102,7 +102,7 @@ func (m mirror) compare(t *testing.T, object string, c *btf.Struct) {
 	}
 }
 
-func bits(t *testing.T, member btf.Member) btf.Bits {
+func bitsOf(t *testing.T, member btf.Member) btf.Bits {
 	t.Helper()
 	if member.BitfieldSize != 0 {
 		return member.BitfieldSize
@@ -172,13 +172,18 @@ func TestSharedMaps(t *testing.T) {
 	for name, m := range spec.Maps {
 		got[name] = shape{m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags}
 	}
-	const noPrealloc, readOnlyProg = 1, 0x80
+	const noPrealloc, readOnlyProg, mmapable, innerMap = 1, 0x80, 0x400, 0x1000
+	inner := spec.Maps[MapHosts].InnerMap
+	got["a table of weft_hosts"] = shape{inner.Type, inner.KeySize, inner.ValueSize, inner.MaxEntries, inner.Flags}
 	want := map[string]shape{
 		"ipcache":       {ebpf.LPMTrie, 24, 24, 512000, noPrealloc | readOnlyProg},
 		"weft_counters": {ebpf.PerCPUHash, 8, 16, 65536, noPrealloc},
 		"weft_missed":   {ebpf.PerCPUArray, 4, 64, 1, 0},
 		"weft_events":   {ebpf.RingBuf, 0, 0, 1 << 20, 0},
 		"weft_config":   {ebpf.Array, 4, 8, 1, readOnlyProg},
+		"weft_hosts":    {ebpf.ArrayOfMaps, 4, 4, 2, 0},
+		// Memory that is mapped writable cannot be read-only for programs.
+		"a table of weft_hosts": {ebpf.Array, 4, HostsLineBytes, 1, mmapable | innerMap},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("maps (-want +got):\n%s", diff)

@@ -15,6 +15,7 @@ const (
 	MapMissed   = FromNetdevMapWeftMissed   // 0 to Missed, per CPU
 	MapEvents   = FromNetdevMapWeftEvents   // ring buffer of Event
 	MapConfig   = FromNetdevMapWeftConfig   // 0 to Config
+	MapHosts    = FromNetdevMapWeftHosts    // 0 (IPv4) and 1 (IPv6) to a table, see HostTable
 )
 
 // Program is one program and the hook that it is made for.

@@ -20,6 +20,7 @@ const (
 	ToNetdevMapWeftConfig    = "weft_config"
 	ToNetdevMapWeftCounters  = "weft_counters"
 	ToNetdevMapWeftEvents    = "weft_events"
+	ToNetdevMapWeftHosts     = "weft_hosts"
 	ToNetdevMapWeftMissed    = "weft_missed"
 	ToNetdevProgWeftToNetdev = "weft_to_netdev"
 )
@@ -77,6 +78,7 @@ type ToNetdevMapSpecs struct {
 	WeftConfig   *ebpf.MapSpec `ebpf:"weft_config"`
 	WeftCounters *ebpf.MapSpec `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
+	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
 }
 
@@ -110,6 +112,7 @@ type ToNetdevMaps struct {
 	WeftConfig   *ebpf.Map `ebpf:"weft_config"`
 	WeftCounters *ebpf.Map `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
+	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
 }
 
@@ -119,6 +122,7 @@ func (m *ToNetdevMaps) Close() error {
 		m.WeftConfig,
 		m.WeftCounters,
 		m.WeftEvents,
+		m.WeftHosts,
 		m.WeftMissed,
 	)
 }

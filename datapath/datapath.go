@@ -98,6 +98,7 @@ type Datapath struct {
 	mu         sync.Mutex
 	state      Status      // but for the parts that others keep
 	reconciler *reconciler // nil before Run
+	fast       *fastPath   // nil before Run
 }
 
 // New checks cfg. It touches nothing; Run does.
@@ -156,10 +157,12 @@ func (d *Datapath) Run(ctx context.Context) error {
 	attacher := d.attacher(dir, programs, h)
 	defer attacher.Close()
 
-	reconciler := newReconciler(&d.cfg, &kernelMap{m: maps[bpf.MapIPCache]})
+	fast := newFastPath(&kernelMap{m: maps[bpf.MapIPCache]}, maps[bpf.MapHosts], d.cfg.MaxEntries, d.cfg.IPs.Len)
+	defer fast.Close()
+	reconciler := newReconciler(&d.cfg, fast)
 	reconciler.requests = d.compareMap
 	d.mu.Lock()
-	d.reconciler = reconciler
+	d.reconciler, d.fast = reconciler, fast
 	d.mu.Unlock()
 	events, err := ringbuf.NewReader(maps[bpf.MapEvents])
 	if err != nil {

@@ -22,6 +22,7 @@ var pins = map[string]string{
 	bpf.MapMissed:   pinMissed,
 	bpf.MapEvents:   pinEvents,
 	bpf.MapConfig:   pinConfig,
+	bpf.MapHosts:    pinHosts,
 }
 
 // mapSet is the pinned maps, by their names in the specs.

@@ -21,6 +21,7 @@ const (
 	pinMissed      = "missed"
 	pinEvents      = "events"
 	pinConfig      = "config"
+	pinHosts       = "hosts"
 	pinProgramsDir = "programs"
 	pinLinksDir    = "links"
 	pinQdiscsDir   = "qdiscs" // directories named by the index of a device whose clsact qdisc weft made

@@ -13,11 +13,12 @@ type Status struct {
 	PinDir      string      `json:"pinDir"`
 	RoutingMode RoutingMode `json:"routingMode"`
 	// Ready: the programs are attached, and the first reconciliation is done.
-	Ready   bool           `json:"ready"`
-	Devices []DeviceStatus `json:"devices"`
-	IPCache MapStatus      `json:"ipcache"`
-	Routes  []RouteStatus  `json:"routes"`
-	Flows   FlowStatus     `json:"flows"`
+	Ready    bool           `json:"ready"`
+	Devices  []DeviceStatus `json:"devices"`
+	IPCache  MapStatus      `json:"ipcache"`
+	FastPath FastPathStatus `json:"fastPath"`
+	Routes   []RouteStatus  `json:"routes"`
+	Flows    FlowStatus     `json:"flows"`
 	// Errors are those that belong to no device, map or route, such as a list of routes that could not be read.
 	Errors []string `json:"errors,omitempty"`
 }
@@ -99,10 +100,11 @@ type FlowStatus struct {
 func (d *Datapath) Status() Status {
 	d.mu.Lock()
 	s := d.state
-	reconciler, flows := d.reconciler, d.flows
+	reconciler, fast, flows := d.reconciler, d.fast, d.flows
 	d.mu.Unlock()
 	if reconciler != nil {
 		s.IPCache = reconciler.status()
+		s.FastPath = fast.status()
 	}
 	s.Flows = flows.status()
 	select {

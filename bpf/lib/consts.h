@@ -13,6 +13,17 @@
 /* One MiB holds 14,563 events of 64 bytes with their header of 8. */
 #define EVENTS_BYTES (1 << 20)
 
+/* Of the tables of the fast path. A program leaves one with another number in
+ * its head alone; raise it with every change of what is in the tables. */
+#define HOSTS_LAYOUT 1
+
+/* Slots with the right tag that are looked into; by chance, a bucket has more
+ * than one once in 30 times. */
+#define HOSTS_PROBES 3
+
+/* Odd, and half of its bits set. */
+#define HOSTS_MULTIPLIER 0x9e3779b97f4a7c15ULL
+
 /* VLAN tags looked through in the packet's bytes; one more may be in the
  * skb's metadata, where the kernel has taken it out of the bytes. */
 #define MAX_VLAN_TAGS 2

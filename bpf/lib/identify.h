@@ -10,16 +10,10 @@
 #include <bpf/bpf_helpers.h>
 
 #include "consts.h"
+#include "lookup.h"
 #include "maps.h"
 #include "parse.h"
 #include "structs.h"
-
-/* Writes the first word of a key as one. Without CAP_PERFMON, the verifiers of
- * some kernels (6.1 is one) refuse to have part of a stack word written over. */
-static __always_inline void write_head(void *key, __u64 word)
-{
-	__builtin_memcpy(__builtin_assume_aligned(key, 8), &word, sizeof(word));
-}
 
 static __always_inline __u32 world_of(const struct config *config, __u8 family)
 {
@@ -33,17 +27,9 @@ static __always_inline enum verdict
 identify_peer(const struct config *config, __u8 family,
 	      struct ipcache_key *peer, __u32 *identity)
 {
-	const struct ipcache_value *value;
-	__u32 bits = family == FAMILY_IPV4 ? 32 : 128;
-
-	/* prefixlen and family; cluster_id and pad1 are 0 */
-	write_head(peer, IPCACHE_STATIC_BITS + bits | (__u64)family << 56);
-	value = bpf_map_lookup_elem(&ipcache, peer);
-	/* Identity 0 says nothing: as if there were no entry. */
-	if (value && value->sec_identity) {
-		*identity = value->sec_identity;
+	*identity = find_identity(family, peer);
+	if (*identity)
 		return VERDICT_IDENTIFIED;
-	}
 	*identity = world_of(config, family);
 	return VERDICT_WORLD;
 }

@@ -18,6 +18,21 @@ struct {
 	__type(value, struct ipcache_value);
 } ipcache SEC(".maps");
 
+/* The fast path: the tables of IPv4 and of IPv6 hosts (hosts.h), each in an array
+ * of the size that it happens to need. No table: ipcache is asked. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__array(values, struct {
+		__uint(type, BPF_MAP_TYPE_ARRAY);
+		__uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+		__uint(max_entries, 1);
+		__uint(key_size, sizeof(__u32));
+		__uint(value_size, sizeof(struct hosts_line));
+	});
+} weft_hosts SEC(".maps");
+
 /* Without preallocation, which would take 1 MiB a CPU for a map that is
  * mostly empty. Once full, it keeps counting the keys that it has; packets
  * with a new key are counted in weft_missed. */

@@ -65,6 +65,20 @@ struct ipcache_value {
 	     pad2 : 4;
 };
 
+/* What a table of the fast path consists of: its head, or whatever else. */
+struct hosts_line {
+	__u64 words[8];
+};
+
+/* The first line. It never changes while programs can see the table. */
+struct hosts_head {
+	__u64 layout;   /* HOSTS_LAYOUT */
+	__u64 seeds[3]; /* at random; the last two odd */
+	__u64 summary;  /* lines of the summary */
+	__u64 groups;   /* lines of tags, of 64 slots each */
+	__u64 pad[2];
+};
+
 struct counter_key {
 	__u32 identity; /* of the peer; 0 if the verdict gives none */
 	__u8 direction; /* enum direction */
