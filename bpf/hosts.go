@@ -167,11 +167,14 @@ func (t *HostTable) holds(at int, a address) bool {
 	return t.words[at].Load() == a.network && t.words[at+1].Load() == a.host
 }
 
-// find returns where an address is: the word of its tags and its slot in the bucket.
+// find returns where an address is: the word of its tags and its slot in the bucket. The tag must be there, not only
+// perhaps: an empty slot may still hold the address that it was left with.
 func (t *HostTable) find(p place, a address) (tags, i int, ok bool) {
 	for _, tags := range [...]int{p.first, p.second} {
-		for found := matches(t.words[tags].Load(), p.tag); found != 0; found &= found - 1 {
-			if i := bits.TrailingZeros64(found) / 8; t.holds(t.slot(tags, i), a) {
+		word := t.words[tags].Load()
+		for found := matches(word, p.tag); found != 0; found &= found - 1 {
+			i := bits.TrailingZeros64(found) / 8
+			if uint8(word>>(8*i)) == p.tag && t.holds(t.slot(tags, i), a) {
 				return tags, i, true
 			}
 		}
@@ -179,8 +182,7 @@ func (t *HostTable) find(p place, a address) (tags, i int, ok bool) {
 	return 0, 0, false
 }
 
-// matches sets the top bit of each byte of tags that equals tag, and perhaps of one above such a one. With tag 0 and
-// only the lowest bit in use it finds an empty slot.
+// matches sets the top bit of each byte of tags that equals tag, and perhaps that of a byte above such a one.
 func matches(tags uint64, tag uint8) uint64 {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	x := tags ^ uint64(tag)*ones

@@ -102,6 +102,44 @@ func TestHostTableEqualsModel(t *testing.T) {
 	}
 }
 
+// TestHostTableEmptySlotIsEmpty: with tag 1, an empty slot above one that matches looks like a match, and still holds the
+// address that was deleted from it.
+func TestHostTableEmptySlotIsEmpty(t *testing.T) {
+	_, seeds := randomSeeds(t)
+	for _, family := range families {
+		table := newTable(t, family, 1, seeds)
+		var same [][16]byte
+		for i := 0; len(same) < 2; i++ {
+			ip := [16]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}
+			p := table.place(table.address(&ip))
+			if p.tag != 1 {
+				continue
+			}
+			first := p
+			if len(same) > 0 {
+				first = table.place(table.address(&same[0]))
+			}
+			if p.first == first.first && p.second == first.second {
+				same = append(same, ip)
+			}
+		}
+		// Both go into one bucket if the other one is fuller.
+		other := table.place(table.address(&same[0])).second
+		table.words[other].Store(0xfe_fe_fe)
+		table.Set(same[0], 1)
+		table.Set(same[1], 2)
+		table.Delete(same[1])
+		if got := table.Get(same[1]); got != 0 {
+			t.Errorf("%v: identity %d after the deletion", family, got)
+		}
+		table.Set(same[1], 3)
+		table.Delete(same[0])
+		if got := table.Get(same[1]); got != 3 || table.Len() != 1 {
+			t.Errorf("%v: identity %d, %d entries, want 3 of the only one", family, got, table.Len())
+		}
+	}
+}
+
 // TestHostTableHoldsWhatItIsPlannedFor: at the planned load, next to nothing finds its buckets full.
 func TestHostTableHoldsWhatItIsPlannedFor(t *testing.T) {
 	_, seeds := randomSeeds(t)

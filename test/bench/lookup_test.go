@@ -152,7 +152,7 @@ func (k *lookupKernel) fill(b *testing.B, a addresses) {
 	}
 	for _, i := range k.rng.Perm(a.hosts) {
 		addr := a.host(i)
-		add(netip.PrefixFrom(addr, addr.BitLen()), 131072+i)
+		add(netip.PrefixFrom(addr, addr.BitLen()), 131072+i%500)
 	}
 	for i := range lookupCIDRs {
 		add(a.cidr(i), 65536+i)

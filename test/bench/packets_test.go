@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"net"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weftmesh/weft/bpf"
+	"github.com/weftmesh/weft/bpf/measure"
+)
+
+const (
+	packetFrames = 1 << 16
+	packetBytes  = 64
+)
+
+// mmsghdr is struct mmsghdr.
+type mmsghdr struct {
+	unix.Msghdr
+	sent uint32
+	_    uint32
+}
+
+// blaster sends prepared frames on a device, many in one system call.
+type blaster struct {
+	socket   int
+	messages []mmsghdr
+	vectors  []unix.Iovec
+	frames   []byte
+}
+
+func newBlaster(b *testing.B, device string, source func() uint32) *blaster {
+	b.Helper()
+	nic, err := net.InterfaceByName(device)
+	if err != nil {
+		b.Fatal(err)
+	}
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = unix.Close(fd) })
+	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: nic.Index}); err != nil {
+		b.Fatal(err)
+	}
+	s := &blaster{
+		socket:   fd,
+		messages: make([]mmsghdr, packetFrames),
+		vectors:  make([]unix.Iovec, packetFrames),
+		frames:   make([]byte, packetFrames*packetBytes),
+	}
+	for i := range s.messages {
+		frame := s.frames[i*packetBytes:][:packetBytes]
+		copy(frame, []byte{2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 8, 0, 0x45, 0, 0, packetBytes - 14})
+		frame[22], frame[23] = 64, unix.IPPROTO_UDP
+		binary.BigEndian.PutUint32(frame[26:], source())
+		binary.BigEndian.PutUint32(frame[30:], 10<<24|99<<16|1)
+		binary.BigEndian.PutUint16(frame[38:], packetBytes-34)
+		s.vectors[i] = unix.Iovec{Base: &frame[0], Len: packetBytes}
+		s.messages[i].Iov, s.messages[i].Iovlen = &s.vectors[i], 1
+	}
+	return s
+}
+
+// blast sends every frame once and returns the time that it took, which includes the programs on the other end: on a veth
+// they run in the sender's system call.
+func (s *blaster) blast(b *testing.B) time.Duration {
+	b.Helper()
+	start := time.Now()
+	for left := s.messages; len(left) > 0; {
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(s.socket), uintptr(unsafe.Pointer(&left[0])),
+			uintptr(min(len(left), 1024)), 0, 0, 0)
+		if errno != 0 && errno != unix.EINTR {
+			b.Fatal(errno)
+		}
+		if errno == 0 {
+			left = left[n:]
+		}
+	}
+	return time.Since(start)
+}
+
+// BenchmarkPackets sends small packets from random ones of 100,000 hosts over a veth whose other end has a program, and
+// compares the rates with that of a program that does nothing, each the best of many short rounds in turn.
+//
+//	pps        with what ships
+//	x-empty    its rate / that of the program that does nothing
+//	x-trie     the same of what ships without its fast path
+func BenchmarkPackets(b *testing.B) {
+	const hosts = 100_000
+	addDevice(b)
+	k := newLookupKernel(b)
+	k.fill(b, addresses{bpf.FamilyIPv4, hosts})
+	rng := rand.New(rand.NewPCG(3, 4))
+	a := addresses{bpf.FamilyIPv4, hosts}
+	sender := newBlaster(b, device, func() uint32 {
+		ip := a.host(rng.IntN(hosts)).As4()
+		return binary.BigEndian.Uint32(ip[:])
+	})
+	peer, err := netlink.LinkByName(device + "-peer")
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(peer); err != nil {
+		b.Fatal(err)
+	}
+	fast, trie := shipping(b, k, true), shipping(b, k, false)
+	programs := map[string]*ebpf.Program{
+		"empty": k.Programs[measure.LookupProgMeasureEmpty],
+		"fast":  fast.Programs[bpf.Programs[bpf.Ingress].Name],
+		"trie":  trie.Programs[bpf.Programs[bpf.Ingress].Name],
+	}
+	best := map[string]time.Duration{}
+	rounds := 0
+	for b.Loop() {
+		for range 20 {
+			rounds++
+			for name, program := range programs {
+				l, err := link.AttachTCX(link.TCXOptions{Interface: peer.Attrs().Index, Program: program, Attach: ebpf.AttachTCXIngress})
+				if err != nil {
+					b.Fatal(err)
+				}
+				took := sender.blast(b)
+				l.Close()
+				if was, ok := best[name]; !ok || took < was {
+					best[name] = took
+				}
+			}
+		}
+	}
+	for name, coll := range map[string]*ebpf.Collection{"fast": fast, "trie": trie} {
+		if seen := identified(b, coll); seen != uint64(rounds*packetFrames) {
+			b.Fatalf("%s: %d packets were identified of %d", name, seen, rounds*packetFrames)
+		}
+	}
+	b.ReportMetric(packetFrames/best["fast"].Seconds(), "pps")
+	b.ReportMetric(float64(best["empty"])/float64(best["fast"]), "x-empty")
+	b.ReportMetric(float64(best["empty"])/float64(best["trie"]), "x-trie")
+	b.ReportMetric(0, "ns/op")
+}
+
+// shipping loads the programs that ship on the filled maps, with the fast path or without.
+func shipping(b *testing.B, k *lookupKernel, fast bool) *ebpf.Collection {
+	b.Helper()
+	spec, err := bpf.Load()
+	if err != nil {
+		b.Fatal(err)
+	}
+	maps := map[string]*ebpf.Map{bpf.MapIPCache: k.Maps[bpf.MapIPCache]}
+	if fast {
+		maps[bpf.MapHosts] = k.Maps[bpf.MapHosts]
+	}
+	spec.Maps[bpf.MapIPCache].MaxEntries = k.Maps[bpf.MapIPCache].MaxEntries()
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(coll.Close)
+	return coll
+}
+
+// identified is how many packets the programs gave an identity, or had no room to say which.
+func identified(b *testing.B, coll *ebpf.Collection) (n uint64) {
+	b.Helper()
+	var key bpf.CounterKey
+	var values []bpf.CounterValue
+	all := coll.Maps[bpf.MapCounters].Iterate()
+	for all.Next(&key, &values) {
+		if key.Verdict == bpf.Identified {
+			n += bpf.Sum(values).Packets
+		}
+	}
+	var missed []bpf.Missed
+	if err := coll.Maps[bpf.MapMissed].Lookup(uint32(0), &missed); err != nil {
+		b.Fatal(err)
+	}
+	return n + bpf.SumMissed(missed).Counts[bpf.Ingress].Packets
+}
