@@ -30,7 +30,7 @@ type HostTableStatus struct {
 	Entries  int `json:"entries"`
 	Capacity int `json:"capacity"` // entries that the table is planned for
 	Bytes    int `json:"bytes"`    // of kernel memory
-	// Crowded is how many entries the table had no room for: programs find them in the map alone.
+	// Crowded is how many entries, since the last rebuild, there was no room for: programs find them in the map alone.
 	Crowded int `json:"crowded"`
 }
 
@@ -83,7 +83,7 @@ func (f *fastPath) Delete(keys []bpf.IPCacheKey) (int, error) {
 // Dump is that of the map, and replaces the tables by new ones that hold what it yields. After an error, programs still
 // see the old ones, or none.
 func (f *fastPath) Dump(yield func([]bpf.IPCacheKey, []bpf.IPCacheValue)) error {
-	fresh := hostSet{limit: f.hosts.limit, expected: func() int { return 0 }, create: f.hosts.create}
+	fresh := hostSet{limit: f.hosts.limit, expected: f.hosts.expected, create: f.hosts.create}
 	defer fresh.Close()
 	err := f.trie.Dump(func(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) {
 		fresh.add(keys, values)

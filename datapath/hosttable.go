@@ -104,9 +104,7 @@ func (s *hostSet) makeRoom(at, n int) {
 	want := max(fewest, have+n, 2*capacity, min(soon, s.limit))
 	larger, err := s.create(familyAt(at), want)
 	if err == nil && capacity > 0 {
-		for ip, identity := range s.tables[at].All {
-			larger.Set(ip, identity)
-		}
+		larger.copy(s.tables[at])
 	}
 	if err == nil && s.show != nil {
 		err = s.show(familyAt(at), larger)
@@ -147,7 +145,7 @@ type hostTable struct {
 	*bpf.HostTable
 	m       *ebpf.Map
 	memory  []byte
-	crowded int // entries that found no room
+	crowded int // entries that found no room, in this table or in those before it
 }
 
 // createHostTable makes a table that is planned for a number of entries.
@@ -177,6 +175,16 @@ func createHostTable(family bpf.Family, entries int) (*hostTable, error) {
 		return nil, err
 	}
 	return t, nil
+}
+
+// copy takes over what another table holds, and what it had no room for as something that is still missing.
+func (t *hostTable) copy(from *hostTable) {
+	t.crowded = from.crowded
+	for ip, identity := range from.All {
+		if !t.Set(ip, identity) {
+			t.crowded++
+		}
+	}
 }
 
 // Close ends the writing. Of a table that programs see, the kernel keeps what they need.
