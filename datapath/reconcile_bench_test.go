@@ -67,20 +67,46 @@ func reportRate(b *testing.B) {
 	b.ReportMetric(float64(benchEntries)*float64(b.N)/b.Elapsed().Seconds(), "entries/s")
 }
 
-// BenchmarkTableToKernel is the way of a whole table into an empty map; its bound is BenchmarkBareBatch.
+// benchFastPath puts host tables in front of a map.
+func benchFastPath(b *testing.B, kernel *kernelMap, table *ipcache.Table) *fastPath {
+	b.Helper()
+	spec, err := bpf.Load()
+	if err != nil {
+		b.Fatal(err)
+	}
+	outer, err := ebpf.NewMap(spec.Maps[bpf.MapHosts])
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { outer.Close() })
+	return newFastPath(kernel, outer, kernel.m.MaxEntries(), table.Len)
+}
+
+// BenchmarkTableToKernel is the way of a whole table into an empty map, with the fast path in front of it and without; its
+// bound is BenchmarkBareBatch.
 func BenchmarkTableToKernel(b *testing.B) {
 	table := benchTable()
-	b.ReportAllocs()
-	for b.Loop() {
-		b.StopTimer()
-		kernel := benchMap(b)
-		b.StartTimer()
-		reconcileOnce(b, table, kernel)
-		b.StopTimer()
-		kernel.m.Close()
-		b.StartTimer()
+	for _, fast := range []bool{true, false} {
+		b.Run(map[bool]string{true: "fast-path", false: "map-alone"}[fast], func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				kernel := benchMap(b)
+				var to prefixMap = kernel
+				path := benchFastPath(b, kernel, table)
+				if fast {
+					to = path
+				}
+				b.StartTimer()
+				reconcileOnce(b, table, to)
+				b.StopTimer()
+				path.Close()
+				kernel.m.Close()
+				b.StartTimer()
+			}
+			reportRate(b)
+		})
 	}
-	reportRate(b)
 }
 
 // BenchmarkTakeover is a restart with a full map and a full table: reading, comparing, writing nothing.

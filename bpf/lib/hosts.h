@@ -86,6 +86,14 @@ static __always_inline const __u64 *after(const __u64 *p, __u64 x)
 	return (const void *)p + x;
 }
 
+/* A word of a line. Where the number is bounded far from its use, compilers
+ * leave the bound to be proved by verifiers, and that of 6.1 cannot. */
+static __always_inline __u64 word_of(const struct hosts_line *line, __u64 i)
+{
+	asm volatile("%0 &= 7" : "+r"(i));
+	return READ_ONCE(line->words[i]);
+}
+
 static __always_inline const struct hosts_line *
 hosts_line(void *table, __u32 index)
 {
@@ -116,7 +124,7 @@ search(struct search *s, __u32 which, __u64 network, __u64 host)
 	hash = hash_network(head, network);
 	bit = below(hash, head->summary * 512);
 	line = hosts_line(s->table, 1 + bit / 512);
-	if (!line || !(READ_ONCE(line->words[bit / 64 % 8]) >> bit % 64 & 1))
+	if (!line || !(word_of(line, bit / 64) >> bit % 64 & 1))
 		return false;
 
 	hash = hash_host(head, hash, host);
@@ -132,8 +140,8 @@ search(struct search *s, __u32 which, __u64 network, __u64 host)
 	line = hosts_line(s->table, 1 + head->summary + group);
 	if (!line)
 		return false;
-	s->found = matches(READ_ONCE(line->words[first]), tag);
-	s->in_second = matches(READ_ONCE(line->words[second]), tag);
+	s->found = matches(word_of(line, first), tag);
+	s->in_second = matches(word_of(line, second), tag);
 	return s->found | s->in_second;
 }
 
@@ -175,7 +183,7 @@ __noinline __u32 weft_find_host4(__u32 addr)
 		line = hosts_line(s.table, s.slots + slot / 8);
 		if (!line)
 			break;
-		word = READ_ONCE(line->words[slot & 7]);
+		word = word_of(line, slot);
 		if ((__u32)word == addr)
 			return word >> 32;
 	}
@@ -189,7 +197,7 @@ __noinline __u32 weft_find_host4(__u32 addr)
  * others; while they are written, the identity is 0. */
 __noinline __u32 weft_find_host6(__u64 d1, __u64 d2)
 {
-	__u64 a, b, before, behind;
+	__u64 a, b, before, behind, half;
 	const struct hosts_line *line;
 	const __u64 *words;
 	struct search s;
@@ -204,7 +212,9 @@ __noinline __u32 weft_find_host6(__u64 d1, __u64 d2)
 		line = hosts_line(s.table, s.slots + slot / 2);
 		if (!line)
 			break;
-		words = &line->words[(slot & 1) * 4];
+		half = slot * 4;
+		asm volatile("%0 &= 4" : "+r"(half));
+		words = &line->words[half];
 		before = READ_ONCE(words[2]);
 		words = after(words, before);
 		a = READ_ONCE(words[0]);
