@@ -215,24 +215,38 @@ func (t *HostTable) Set(ip [16]byte, identity uint32) bool {
 		t.write(t.slot(tags, i), a, identity)
 		return true
 	}
-	tags := p.first
-	first, second := t.words[p.first].Load(), t.words[p.second].Load()
-	if used(second) < used(first) {
-		tags, first = p.second, second
-	}
-	empty := matches(first, 0)
+	tags, word := t.roomier(p)
+	empty := matches(word, 0)
 	if empty == 0 {
 		return false
 	}
 	i := bits.TrailingZeros64(empty) / 8
 	t.write(t.slot(tags, i), a, identity)
-	t.words[tags].Store(first | uint64(p.tag)<<(8*i)) // from here on, programs look into the slot
+	t.words[tags].Store(word | uint64(p.tag)<<(8*i)) // from here on, programs look into the slot
 	t.live++
 	if t.hosts[p.bit]++; t.hosts[p.bit] == 1 {
 		word := &t.words[lineWords+p.bit/64]
 		word.Store(word.Load() | 1<<(p.bit%64))
 	}
 	return true
+}
+
+// Touch reads what Set may be about to write, whatever it will be: reads that depend on nothing wait for memory together,
+// where one Set after the other waits for itself.
+func (t *HostTable) Touch(ip [16]byte) {
+	p := t.place(t.address(&ip))
+	t.words[p.first].Load()
+	t.words[t.slot(p.first, 0)].Load()
+	t.words[t.slot(p.second, 0)].Load()
+}
+
+// roomier returns the tags of the emptier bucket.
+func (t *HostTable) roomier(p place) (tags int, word uint64) {
+	first, second := t.words[p.first].Load(), t.words[p.second].Load()
+	if used(second) < used(first) {
+		return p.second, second
+	}
+	return p.first, first
 }
 
 // used is how many tags of a word are set.

@@ -76,14 +76,28 @@ func (s *hostSet) add(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) {
 			s.makeRoom(at, n)
 		}
 	}
-	for i := range keys {
-		at, ok := hostIndex(&keys[i])
-		if !ok || s.tables[at] == nil || values[i].Identity == 0 {
-			continue
+	const some = 256 // lines of memory: they fit into the first cache
+	for len(keys) > 0 {
+		n := min(len(keys), some)
+		for i := range keys[:n] {
+			if at, ok := hostIndex(&keys[i]); ok && s.tables[at] != nil {
+				s.tables[at].Touch(keys[i].IP)
+			}
 		}
-		if t := s.tables[at]; !t.Set(keys[i].IP, values[i].Identity) {
-			t.crowded++
+		for i := range keys[:n] {
+			s.set(&keys[i], values[i].Identity)
 		}
+		keys, values = keys[n:], values[n:]
+	}
+}
+
+func (s *hostSet) set(key *bpf.IPCacheKey, identity uint32) {
+	at, ok := hostIndex(key)
+	if !ok || s.tables[at] == nil || identity == 0 {
+		return
+	}
+	if t := s.tables[at]; !t.Set(key.IP, identity) {
+		t.crowded++
 	}
 }
 
@@ -160,7 +174,7 @@ func createHostTable(family bpf.Family, entries int) (*hostTable, error) {
 	}
 	size := int(spec.MaxEntries) * bpf.HostsLineBytes
 	page := unix.Getpagesize()
-	memory, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	memory, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		_ = m.Close()
 		return nil, explain(fmt.Sprintf("map a table of %d %v hosts into memory", entries, family), err)

@@ -27,7 +27,7 @@ static __always_inline enum verdict
 identify_peer(const struct config *config, __u8 family,
 	      struct ipcache_key *peer, __u32 *identity)
 {
-	*identity = find_identity(family, peer);
+	*identity = find_identity(family, &peer->ip6);
 	if (*identity)
 		return VERDICT_IDENTIFIED;
 	*identity = world_of(config, family);

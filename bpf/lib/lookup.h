@@ -32,14 +32,28 @@ find_prefix(__u8 family, struct ipcache_key *key)
 	return value ? value->sec_identity : IDENTITY_NONE;
 }
 
-/* The identity of an address, which is filled in in the key; the rest of an IPv4
- * address is 0. IDENTITY_NONE: there is no entry, or one that says nothing. */
-static __always_inline __u32
-find_identity(__u8 family, struct ipcache_key *key)
+/* The identity of an address, of which an IPv4 one is the first half of d1 and
+ * the rest 0. IDENTITY_NONE: there is no entry, or one that says nothing.
+ *
+ * Not static: verified once, by itself, whatever else a program does. */
+__noinline __u32 weft_find_identity(__u32 family, __u64 d1, __u64 d2)
 {
-	__u32 identity = family == FAMILY_IPV4 ?
-				 weft_find_host4(key->ip6.p1) :
-				 weft_find_host6(key->ip6.d1, key->ip6.d2);
+	struct {
+		__u64 head, d1, d2;
+	} key;
+	__u32 identity;
 
-	return identity ? identity : find_prefix(family, key);
+	identity = family == FAMILY_IPV4 ? weft_find_host4(d1) :
+					   weft_find_host6(d1, d2);
+	if (identity)
+		return identity;
+	key.d1 = d1;
+	key.d2 = d2;
+	return find_prefix(family, (struct ipcache_key *)&key);
+}
+
+static __always_inline __u32
+find_identity(__u8 family, const union v6addr *addr)
+{
+	return weft_find_identity(family, addr->d1, addr->d2);
 }

@@ -83,7 +83,7 @@ step(struct measurement *m, const enum way way)
 		return 1;
 	__builtin_memcpy(&key, next, sizeof(key));
 	if (way == IDENTITY || way == CHECK)
-		identity = find_identity(next->family, &key);
+		identity = find_identity(next->family, &key.ip6);
 	else if (way == TRIE)
 		identity = find_prefix(next->family, &key);
 	else
