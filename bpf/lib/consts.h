@@ -19,7 +19,7 @@
 
 /* Slots with the right tag that are looked into; by chance, a bucket has more
  * than one once in 30 times. */
-#define HOSTS_PROBES 3
+#define HOSTS_PROBES 2
 
 /* Odd, and half of its bits set. */
 #define HOSTS_MULTIPLIER 0x9e3779b97f4a7c15ULL
