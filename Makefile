@@ -63,8 +63,8 @@ check: deps ## gofmt, vet, staticcheck, tidy, generated files unchanged, archite
 	go vet ./...
 	go tool staticcheck ./...
 	go mod tidy -diff
-	@before=$$(sha256sum bpf/*_bpfel.*); $(MAKE) -s generate; \
-		[ "$$before" = "$$(sha256sum bpf/*_bpfel.*)" ] || { echo "bpf: generated files are not what the C makes: run 'make generate' and commit"; exit 1; }
+	@before=$$(sha256sum bpf/*_bpfel.* bpf/measure/*_bpfel.*); $(MAKE) -s generate; \
+		[ "$$before" = "$$(sha256sum bpf/*_bpfel.* bpf/measure/*_bpfel.*)" ] || { echo "bpf: generated files are not what the C makes: run 'make generate' and commit"; exit 1; }
 	go test -count=1 .
 	go test -count=1 -v -run '^TestVerifierBudget$$' ./datapath | grep 'verifier budget'
 	@$(MAKE) -s mechanisms >/dev/null
