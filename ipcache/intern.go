@@ -2,18 +2,26 @@
 
 package ipcache
 
+import "hash/maphash"
+
 // interned keeps each value once, under a small number, as long as somebody refers to it. Number 0 is the zero value.
+// The numbers are found by hash chains of numbers, as a map of the values would hold each of them a second time.
 type interned[T comparable] struct {
-	ids    map[T]uint32
 	values []T
 	refs   []uint32
-	free   []uint32
-	last   uint32    // acquired last: the next claim is often of the same
+	chain  []uint32 // by number: the next one in its chain, or of the free ones; 0: none
+	heads  []uint32 // by hash: the first number of the chain
+	free   uint32   // the first of the free ones
+	used   int
+	last   uint32 // acquired last: the next claim is often of the same
+	seed   maphash.Seed
 	own    func(T) T // makes a copy that aliases nobody's buffer
 }
 
 func newInterned[T comparable](own func(T) T) interned[T] {
-	return interned[T]{ids: make(map[T]uint32), values: make([]T, 1), refs: make([]uint32, 1), own: own}
+	return interned[T]{
+		values: make([]T, 1), refs: make([]uint32, 1), chain: make([]uint32, 1), heads: make([]uint32, 1), seed: maphash.MakeSeed(), own: own,
+	}
 }
 
 func (n *interned[T]) acquire(v T) uint32 {
@@ -24,8 +32,11 @@ func (n *interned[T]) acquire(v T) uint32 {
 		n.refs[n.last]++
 		return n.last
 	}
-	id, ok := n.ids[v]
-	if !ok {
+	id := *n.head(&v)
+	for id != 0 && n.values[id] != v {
+		id = n.chain[id]
+	}
+	if id == 0 {
 		id = n.add(n.own(v))
 	}
 	n.refs[id]++
@@ -33,16 +44,37 @@ func (n *interned[T]) acquire(v T) uint32 {
 	return id
 }
 
+// head is where the chain of a value begins.
+func (n *interned[T]) head(v *T) *uint32 {
+	return &n.heads[maphash.Comparable(n.seed, *v)&uint64(len(n.heads)-1)]
+}
+
 func (n *interned[T]) add(v T) (id uint32) {
-	if last := len(n.free) - 1; last >= 0 {
-		id, n.free = n.free[last], n.free[:last]
+	if n.used == len(n.heads) {
+		n.spread()
+	}
+	if id = n.free; id != 0 {
+		n.free = n.chain[id]
 		n.values[id] = v
 	} else {
 		id = uint32(len(n.values))
-		n.values, n.refs = append(n.values, v), append(n.refs, 0)
+		n.values, n.refs, n.chain = append(n.values, v), append(n.refs, 0), append(n.chain, 0)
 	}
-	n.ids[v] = id
+	head := n.head(&v)
+	n.chain[id], *head = *head, id
+	n.used++
 	return id
+}
+
+// spread makes twice as many chains.
+func (n *interned[T]) spread() {
+	n.heads = make([]uint32, 2*len(n.heads))
+	for id := 1; id < len(n.values); id++ {
+		if n.refs[id] > 0 {
+			head := n.head(&n.values[id])
+			n.chain[id], *head = *head, uint32(id)
+		}
+	}
 }
 
 // release gives up one reference. The memory of many values goes with the last of them.
@@ -53,10 +85,15 @@ func (n *interned[T]) release(id uint32) {
 	if n.refs[id]--; n.refs[id] > 0 {
 		return
 	}
-	if delete(n.ids, n.values[id]); len(n.ids) == 0 {
+	if n.used--; n.used == 0 {
 		*n = newInterned(n.own)
 		return
 	}
+	at := n.head(&n.values[id])
+	for *at != id {
+		at = &n.chain[*at]
+	}
+	*at = n.chain[id]
 	n.values[id] = n.values[0]
-	n.free = append(n.free, id)
+	n.chain[id], n.free = n.free, id
 }

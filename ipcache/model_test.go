@@ -290,9 +290,9 @@ func (w *world) checkEmpty() {
 	w.table.Apply(nil)
 	t := w.table
 	if held := t.slots.chunks[0].used - 1; held != 0 || t.index.live != 0 || len(t.others) != 0 || t.torn != 0 ||
-		len(t.origins.ids) != 0 || len(t.names.groups.ids) != 0 || len(t.slots.uppers.ids) != 0 || t.names.dead != t.names.size {
+		t.origins.used != 0 || t.names.groups.used != 0 || t.slots.uppers.used != 0 || t.names.dead != t.names.size {
 		w.t.Fatalf("an empty table holds %d slots, %d cells, %d chains, %d conflicts, %d origins, %d groups, %d upper halves, %d of %d bytes of names",
-			held, t.index.live, len(t.others), t.torn, len(t.origins.ids), len(t.names.groups.ids), len(t.slots.uppers.ids),
+			held, t.index.live, len(t.others), t.torn, t.origins.used, t.names.groups.used, t.slots.uppers.used,
 			t.names.size-t.names.dead, t.names.size)
 	}
 }

@@ -26,33 +26,34 @@ type suspect struct {
 	revision int64  // as listed; 0: it was not
 }
 
-// compareRegularly compares what is known with etcd until ctx ends or errDrifted
-// is to be dealt with. A watch should have told of everything, but some
-// versions of etcd have lost events. When the next comparison is due does not
-// depend on how long the watches before it lasted.
-func (w *Watcher) compareRegularly(ctx context.Context, c *Client) error {
-	every := c.cfg.CompareInterval
+// untilComparison returns how long it is until the next comparison is due. That
+// does not depend on how long the watches before it lasted.
+func (w *Watcher) untilComparison(every time.Duration) time.Duration {
 	if every < 0 {
-		return nil
+		return never
 	}
-	for {
-		if w.compareAt.IsZero() {
-			w.compareAt = time.Now().Add(every/2 + rand.N(every))
-		}
-		if !sleep(ctx, time.Until(w.compareAt)) {
-			return nil
-		}
-		w.compareAt = time.Time{}
-		err := w.compare(ctx, c)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, errDrifted):
-			return err
-		case err != nil:
-			w.failed(fmt.Errorf("compare %s: %w", w, err))
-		}
+	if w.compareAt.IsZero() {
+		w.compareAt = time.Now().Add(every/2 + rand.N(every))
 	}
+	return max(0, time.Until(w.compareAt))
+}
+
+// compareAgain compares what is known with etcd, and returns when to do it next.
+// It ends the watch when errDrifted is to be dealt with. A watch should have
+// told of everything, but some versions of etcd have lost events.
+func (w *Watcher) compareAgain(ctx context.Context, c *Client, watchdog *watchdog) time.Duration {
+	w.compareAt = time.Time{}
+	err := w.compare(ctx, c)
+	switch {
+	case ctx.Err() != nil:
+		return never
+	case errors.Is(err, errDrifted):
+		watchdog.cancel(err)
+		return never
+	case err != nil:
+		w.failed(fmt.Errorf("compare %s: %w", w, err))
+	}
+	return w.untilComparison(c.cfg.CompareInterval)
 }
 
 // compare lists the keys at one revision, without their values, while the

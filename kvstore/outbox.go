@@ -22,7 +22,10 @@ const eventSize = 128
 // bytes; whoever puts more is held up then. During a list, which names each
 // key once, nothing is joined, and the list itself is held up.
 //
-// Safe for concurrent use by run and one goroutine that puts.
+// Its goroutine is there only while something waits: an agent of many clusters
+// has thousands of these, most of them with nothing to deliver.
+//
+// Safe for concurrent use; one goroutine at a time puts.
 type outbox struct {
 	deliver  func([]Event)
 	patience int // this many events wait before any are joined
@@ -35,9 +38,12 @@ type outbox struct {
 	places  map[string]int // of the keys in pending; nil while nothing is joined
 	bytes   int            // of pending and of what is being delivered
 	busy    bool           // run is delivering
+	running bool           // run is
 	stopped bool           // run is to end: nobody is held up any more
 	ordered bool           // nothing is joined
 	spare   []Event        // a delivered batch's memory
+
+	tasks sync.WaitGroup // run
 
 	since    time.Time // when the oldest of pending was put
 	received time.Time // that of what is being delivered
@@ -52,20 +58,23 @@ func newOutbox(deliver func([]Event)) *outbox {
 	return o
 }
 
-// run delivers until stop is called. What is left then is delivered by the
-// next run.
+// wake sees to it that what is pending is delivered. The caller holds mu.
+func (o *outbox) wake() {
+	if len(o.pending) > 0 && !o.running && !o.stopped {
+		o.running = true
+		o.tasks.Go(o.run)
+	}
+}
+
+// run delivers until nothing is pending or stop is called. What is left then is
+// delivered after the next begin.
 func (o *outbox) run() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for {
-		for len(o.pending) == 0 && !o.stopped {
-			o.changed.Wait()
-		}
-		if o.stopped {
-			return
-		}
+	for len(o.pending) > 0 && !o.stopped {
 		o.deliverBatch()
 	}
+	o.running = false
 }
 
 // deliverBatch takes what is pending and delivers it in parts, unless stopped
@@ -104,14 +113,21 @@ func (o *outbox) deliverBatch() {
 
 func (e *Event) size() int { return len(e.Key) + len(e.Value) + eventSize }
 
-// begin precedes run.
+// begin lets deliver be called, until stop.
 func (o *outbox) begin() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.stopped = false
+	o.wake()
 }
 
-// stop ends run after the part that it is delivering.
+// end stops, and waits for what is being delivered. Nobody puts meanwhile.
+func (o *outbox) end() {
+	o.stop()
+	o.tasks.Wait()
+}
+
+// stop ends the delivering after the part that is under way.
 func (o *outbox) stop() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -148,7 +164,7 @@ func (o *outbox) put(batch []Event) (next []Event) {
 	for len(o.pending) > 0 && (o.ordered || o.bytes >= o.limit) && !o.stopped {
 		o.changed.Wait()
 	}
-	defer o.changed.Broadcast()
+	defer o.wake()
 	switch {
 	case len(o.pending) == 0:
 		next, o.spare = o.spare, nil

@@ -29,8 +29,6 @@ func TestOutboxJoins(t *testing.T) {
 		})
 		m.hand, out.patience = out.put, 0
 		out.begin()
-		var running sync.WaitGroup
-		running.Go(out.run)
 		m.mustWatch(t, put("a", "1", 1), put("b", "1", 2), put("c", "1", 3))
 		synctest.Wait()
 		m.mustWatch(t, put("a", "2", 4), del("b", 5), put("new", "1", 6))
@@ -51,8 +49,7 @@ func TestOutboxJoins(t *testing.T) {
 		if delivered, pending := out.position(); delivered != 19 || pending != 0 {
 			t.Errorf("%d events wait, and all up to %d is delivered", pending, delivered)
 		}
-		out.stop()
-		running.Wait()
+		out.end()
 	})
 }
 
@@ -76,17 +73,11 @@ func TestOutboxOracle(t *testing.T) {
 		out.patience, out.limit = random.IntN(30), 50*eventSize
 		m.hand = out.put
 		truth, revision := make(map[string]string), int64(0)
-		var running sync.WaitGroup
-		defer func() {
-			out.stop()
-			running.Wait()
-		}()
+		defer out.end()
 		for round := range 300 {
 			if random.IntN(10) == 0 || round == 0 { // another run, which begins with a list
-				out.stop()
-				running.Wait()
+				out.end()
 				out.begin()
-				running.Go(out.run)
 				out.inOrder(true)
 				var kvs []*keyValue
 				for key, value := range truth {
@@ -224,15 +215,12 @@ func TestOutboxTellsWhenItWasPut(t *testing.T) {
 			time.Sleep(10 * time.Second)
 		})
 		out.begin()
-		var running sync.WaitGroup
-		running.Go(out.run)
 		for _, key := range []string{"a", "b", "c"} { // at 1 s, 2 s and 3 s; b and c wait for a
 			time.Sleep(time.Second)
 			out.put([]Event{{Kind: Created, Key: []byte(key)}})
 		}
 		out.flush()
-		out.stop()
-		running.Wait()
+		out.end()
 		if diff := cmp.Diff([]time.Duration{time.Second, 2 * time.Second}, got); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
 		}

@@ -169,11 +169,8 @@ func (w *Watcher) Status() WatcherStatus {
 // What the consumer has not taken when ctx ends, it gets from the next Run, or
 // from Drain.
 func (w *Watcher) Run(ctx context.Context, c *Client) error {
-	var tasks sync.WaitGroup
 	w.out.begin()
-	tasks.Go(w.out.run)
-	defer tasks.Wait()
-	defer w.out.stop()
+	defer w.out.end()
 	stopped := make(chan struct{})
 	end := context.AfterFunc(ctx, func() {
 		defer close(stopped)
@@ -330,15 +327,11 @@ func (w *Watcher) watch(ctx context.Context, c *Client) error {
 	// An error of Send is told, and better, by Recv.
 	_ = stream.Send(&etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_CreateRequest{CreateRequest: request}})
 
-	var tasks sync.WaitGroup
 	var told atomic.Bool
-	tasks.Go(func() { w.askProgress(ctx, c, stream, watchdog, &told) })
-	tasks.Go(func() {
-		if err := w.compareRegularly(ctx, c); err != nil {
-			watchdog.cancel(err)
-		}
-	})
-	defer tasks.Wait()
+	progress := startDuty(c.progressInterval(), func() time.Duration { return w.askProgress(ctx, c, stream, watchdog, &told) })
+	defer progress.stop()
+	compare := startDuty(w.untilComparison(c.cfg.CompareInterval), func() time.Duration { return w.compareAgain(ctx, c, watchdog) })
+	defer compare.stop()
 	defer watchdog.stop()
 	for {
 		watchdog.waiting()
@@ -390,25 +383,23 @@ func (c *Client) progressInterval() time.Duration {
 	return min(progressInterval, c.cfg.LivenessTimeout/3)
 }
 
-// askProgress asks for progress notifications until ctx ends. Some watches are
-// told of none: that of an etcd to which nobody writes, and that of etcd's
-// gRPC proxy. Until the first one has come, any answer of etcd shows that it
-// lives.
-func (w *Watcher) askProgress(ctx context.Context, c *Client, stream etcdserverpb.Watch_WatchClient, watchdog *watchdog, told *atomic.Bool) {
+// askProgress asks for a progress notification, and returns when to ask for the
+// next one. Some watches are told of none: that of an etcd to which nobody
+// writes, and that of etcd's gRPC proxy. Until the first one has come, any
+// answer of etcd shows that it lives.
+func (w *Watcher) askProgress(ctx context.Context, c *Client, stream etcdserverpb.Watch_WatchClient, watchdog *watchdog, told *atomic.Bool) time.Duration {
 	request := &etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_ProgressRequest{
 		ProgressRequest: &etcdserverpb.WatchProgressRequest{},
 	}}
-	for sleep(ctx, c.progressInterval()) {
-		if stream.Send(request) != nil {
-			return
-		}
-		if told.Load() {
-			continue
-		}
+	if stream.Send(request) != nil {
+		return never
+	}
+	if !told.Load() {
 		if _, err := c.head(ctx, w.of); err == nil {
 			watchdog.again()
 		}
 	}
+	return c.progressInterval()
 }
 
 // hand puts a batch into the outbox. Whoever is delivered it finds in Len what

@@ -102,23 +102,28 @@ func (fs *feeds) move(cluster string, cached bool) {
 	fs.cached = cached
 }
 
-// follow runs the feeds over one connection until ctx ends or one of them cannot go on. With canaries, each kind waits
-// until the cluster says that it is complete: before that, a missing key may only not have been written yet.
-func (fs *feeds) follow(ctx context.Context, c *kvstore.Client, cluster string, canaries bool) error {
-	tasks, ctx := errgroup.WithContext(ctx)
+// followed is what feeds are run over.
+type followed struct {
+	client   *kvstore.Client
+	cluster  string
+	canaries bool
+}
+
+// follow runs the feeds over one connection, as tasks that end with ctx or when they cannot go on. With canaries, each kind
+// waits until the cluster says that it is complete: before that, a missing key may only not have been written yet.
+func (fs *feeds) follow(ctx context.Context, tasks *errgroup.Group, of followed) {
 	complete := make(map[string]chan struct{})
 	for _, f := range fs.inDrainOrder() {
 		start := make(chan struct{})
 		complete[f.prefix.canary] = start
-		if !canaries {
+		if !of.canaries {
 			close(start)
 		}
-		tasks.Go(func() error { return f.run(ctx, c, start) })
+		tasks.Go(func() error { return f.run(ctx, of.client, start) })
 	}
-	if canaries {
+	if of.canaries {
 		waiting, arrived := context.WithCancel(ctx)
-		defer arrived()
-		watcher := kvstore.NewWatcher(identity.SyncedPrefix+"/"+cluster+"/", func(events []kvstore.Event) {
+		watcher := kvstore.NewWatcher(identity.SyncedPrefix+"/"+of.cluster+"/", func(events []kvstore.Event) {
 			for _, e := range events {
 				start, waiting := complete[string(e.Key)]
 				if waiting && (e.Kind == kvstore.Created || e.Kind == kvstore.Modified) {
@@ -130,9 +135,11 @@ func (fs *feeds) follow(ctx context.Context, c *kvstore.Client, cluster string, 
 				arrived() // what they say next is for readers that have not listed yet
 			}
 		})
-		tasks.Go(func() error { return watcher.Run(waiting, c) })
+		tasks.Go(func() error {
+			defer arrived()
+			return watcher.Run(waiting, of.client)
+		})
 	}
-	return tasks.Wait()
 }
 
 // drain deletes all that has been brought, and reports whether it has; when stop is closed, the rest stays.

@@ -40,4 +40,8 @@ func (h *held) drop(k claimKey) {
 	if delete(h.claims[host], k); len(h.claims[host]) == 0 {
 		delete(h.claims, host)
 	}
+	if len(h.host) == 0 {
+		// Maps do not become smaller, and these hold most of a cluster when its addresses are listed before its nodes.
+		*h = newHeld()
+	}
 }

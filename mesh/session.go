@@ -3,6 +3,7 @@
 package mesh
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,8 @@ func (r *remote) connect(ctx context.Context, config kvstore.Config) (joined boo
 	defer client.Close()
 	r.use(client)
 	defer r.use(nil)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	tasks, ctx := errgroup.WithContext(ctx)
 	news := make(chan struct{}, 1)
 	if !r.own {
@@ -50,12 +53,10 @@ func (r *remote) connect(ctx context.Context, config kvstore.Config) (joined boo
 		})
 		tasks.Go(func() error { return watcher.Run(ctx, client) })
 	}
-	tasks.Go(func() (err error) {
-		joined, err = r.live(ctx, client, news)
-		return err
-	})
-	err = tasks.Wait()
-	return joined, err
+	joined, err = r.live(ctx, client, news)
+	cancel()
+	// Where the watcher has failed, that is why the rest has ended.
+	return joined, cmp.Or(tasks.Wait(), err)
 }
 
 // live joins the cluster and follows it, again and again if its config changes, until something else ends that. It returns an
@@ -157,7 +158,7 @@ func (r *remote) get(ctx context.Context, client *kvstore.Client, key string) (k
 // more use. Our own etcd has neither cluster-config nor heartbeat here: the absence of its operator is not the agent's affair.
 func (r *remote) follow(ctx context.Context, client *kvstore.Client, news <-chan struct{}) error {
 	tasks, ctx := errgroup.WithContext(ctx)
-	tasks.Go(func() error { return r.feeds.follow(ctx, client, r.name, r.config.Capabilities.SyncedCanaries) })
+	r.feeds.follow(ctx, tasks, followed{client, r.name, r.config.Capabilities.SyncedCanaries})
 	tasks.Go(func() error { return r.attend(ctx, client) })
 	if !r.own {
 		tasks.Go(func() error { return r.watchConfig(ctx, client, news) })
