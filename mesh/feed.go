@@ -58,6 +58,8 @@ type feed struct {
 	seen    *sightings    // told of all that is delivered
 	gate    *gate         // nil for our own cluster
 	flushed func()        // called after each batch; nil: by nobody
+	crowd   crowd         // with whom the first listing over a connection takes turns
+	leave   func()        // ends that turn; it belongs to run, and to deliver meanwhile
 
 	mu      sync.Mutex
 	decode  decoder
@@ -113,8 +115,14 @@ func (f *feed) run(ctx context.Context, c *kvstore.Client, start <-chan struct{}
 		return nil
 	}
 	for {
+		leave, err := f.crowd.enter(ctx)
+		if err != nil {
+			return nil
+		}
+		f.leave = leave
 		pass := f.begin(ctx)
-		err := f.watcher.Run(pass, c)
+		err = f.watcher.Run(pass, c)
+		leave()
 		cause := context.Cause(pass)
 		f.end()
 		switch {
@@ -157,6 +165,7 @@ func (f *feed) deliver(events []kvstore.Event) {
 		return
 	}
 	if f.apply(events) {
+		f.leave()
 		f.synced()
 	}
 	f.seen.note(events, time.Now())

@@ -46,6 +46,9 @@ func (r *remote) newFeeds(id identity.ClusterID, cached bool) *feeds {
 		f := newFeed(kind, p, d, r.rejects, cfg.KeepInvalid, r.synced)
 		f.seen = &r.seen
 		f.gate = fs.gate
+		if !r.own {
+			f.crowd = r.mesh.crowd
+		}
 		return f
 	}
 	fs.nodes = feed("node", prefixes.nodes, &nodes{

@@ -122,6 +122,7 @@ type Mesh struct {
 	ids    *clusterIDs
 	ground *ground
 	policy *policy
+	crowd  crowd   // of the remotes' first listings over a connection
 	dir    *dir    // nil without Config.Dir
 	own    *remote // nil without Config.Own
 
@@ -148,7 +149,7 @@ func newMesh(cfg Config, t timing) (*Mesh, error) {
 		return nil, err
 	}
 	m := &Mesh{
-		cfg: cfg, timing: t, ids: newClusterIDs(), ground: newGround(cfg.ClusterID), policy: policy,
+		cfg: cfg, timing: t, ids: newClusterIDs(), ground: newGround(cfg.ClusterID), policy: policy, crowd: newCrowd(),
 		ready: make(chan struct{}), scanned: make(chan struct{}),
 		remotes: make(map[string]*remote), badAt: make(map[string]time.Time),
 	}
