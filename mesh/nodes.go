@@ -126,7 +126,8 @@ func (d *nodes) put(u nodeUpdate) {
 	before, _ := d.table.Get(d.name, u.said.Name)
 	k := knownNode{revision: u.revision, keys: d.replace(u.said.Name, u.claims)}
 	if u.cut {
-		k.said = &u.said
+		said := u.said // or every update would be kept on the heap
+		k.said = &said
 	}
 	d.known[u.said.Name] = k
 	d.ground.declare(d.cluster, u.said.Name, prefixesOf(&u.said))

@@ -37,9 +37,10 @@ func nodePrefixes(n *node.Node) []usedPrefix {
 }
 
 func prefixesOf(n *node.Node) []netip.Prefix {
-	var all []netip.Prefix
-	for _, p := range nodePrefixes(n) {
-		all = append(all, p.prefix)
+	prefixes := nodePrefixes(n)
+	all := make([]netip.Prefix, len(prefixes)) // kept for as long as the node is, so of its exact size
+	for i := range prefixes {
+		all[i] = prefixes[i].prefix
 	}
 	return all
 }
