@@ -18,11 +18,21 @@ type Explanation struct {
 	Why         string `json:"why"`
 	// Claims are those for all prefixes that contain the address: the longest prefix first, and of each the winner first.
 	Claims []Claim `json:"claims"`
+	// Waiting are announcements for it that are not used, because no node of the cluster is known to be their host.
+	Waiting []Claim `json:"waiting,omitempty"`
+	// Refused are the last announcements for it, and for prefixes around it, that were not accepted, newest first.
+	Refused []Refused `json:"refused,omitempty"`
 	// Node is the machine behind which the address is, or which it belongs to; nil if that is not known.
 	Node *ExplainedNode `json:"node,omitempty"`
 	// Cluster is the state of the cluster that makes the winning claim; nil if there is none, or it is not followed.
 	Cluster *Cluster `json:"cluster,omitempty"`
 	Kernel  Kernel   `json:"kernel"`
+}
+
+// Refused is a Rejection and whose it is.
+type Refused struct {
+	Cluster string `json:"cluster"`
+	Rejection
 }
 
 // Claim is what somebody says of a prefix, and where it says so.

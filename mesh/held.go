@@ -3,7 +3,9 @@
 package mesh
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 
 	"github.com/weftmesh/weft/ipcache"
 )
@@ -44,4 +46,41 @@ func (h *held) drop(k claimKey) {
 		// Maps do not become smaller, and these hold most of a cluster when its addresses are listed before its nodes.
 		*h = newHeld()
 	}
+}
+
+// around returns what waits of the prefixes that contain an address, the longest first.
+func (h *held) around(addr netip.Addr) []ipcache.Claim {
+	var found []ipcache.Claim
+	for bits := addr.BitLen(); bits >= 0 && len(h.host) > 0; bits-- {
+		p, _ := addr.Prefix(bits)
+		for _, k := range []claimKey{{p, false}, {p, true}} {
+			if host, ok := h.host[k]; ok {
+				found = append(found, h.claims[host][k])
+			}
+		}
+	}
+	return found
+}
+
+// Waiting returns the announcements for an address, or for prefixes around it, that are not used because the node that they
+// are behind is not known.
+func (m *Mesh) Waiting(addr netip.Addr) []ipcache.Claim {
+	var found []ipcache.Claim
+	for _, r := range m.all() {
+		r.mu.Lock()
+		fs := r.feeds
+		r.mu.Unlock()
+		if fs != nil {
+			found = append(found, fs.ips.waitingAround(addr)...)
+		}
+	}
+	slices.SortFunc(found, func(a, b ipcache.Claim) int { return cmp.Compare(a.Owner.Cluster, b.Owner.Cluster) })
+	return found
+}
+
+// waitingAround is for the feed of addresses.
+func (f *feed) waitingAround(addr netip.Addr) []ipcache.Claim {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.decode.(*ips).held.around(addr)
 }

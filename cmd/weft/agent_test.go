@@ -199,6 +199,7 @@ func TestAgent(t *testing.T) {
 			"172.18.2.1/32 identity=6 encryptkey=0 tunnelendpoint=0.0.0.0 flags=remotecluster")
 	})
 	s.checkCommands(t)
+	s.checkUnused(t, west)
 	s.checkExplain(t)
 	s.checkMetrics(t)
 	s.checkPropagation(t, west)
@@ -278,6 +279,36 @@ func (s *site) checkCommands(t *testing.T) {
 			t.Errorf("weft %s: %v", args, err)
 		}
 	}
+}
+
+// checkUnused has west announce addresses that are not used, and finds out why.
+func (s *site) checkUnused(t *testing.T, west *testutil.Etcd) {
+	t.Helper()
+	announce := func(addr, host string, id int) {
+		west.Put(t, "cilium/state/ip/v1/default/"+addr, fmt.Sprintf(`{"IP":%q,"HostIP":%q,"ID":%d,"Key":0,"Metadata":""}`, addr, host, id))
+	}
+	announce("10.2.1.98", "172.18.2.98", 131329)
+	announce("10.2.1.99", "172.18.2.1", 65793)
+	testutil.Eventually(t, 20*time.Second, func() error {
+		return contains(s.cli(t, 0, "explain 10.2.1.98"), "Why: 10.2.1.0/24 is the only prefix that contains it",
+			"Waiting: 10.2.1.98/32 of west, identity 131329, is not used: no node with its host 172.18.2.98 is known (cilium/state/ip/v1/default/10.2.1.98)")
+	})
+	testutil.Eventually(t, 20*time.Second, func() error {
+		return contains(s.cli(t, 0, "explain 10.2.1.99"), "Refused: 10.2.1.99 of west, ",
+			" ago: identity 65793 is neither reserved nor in the cluster's range 131072 to 196607")
+	})
+	if err := contains(s.cli(t, 0, "clusters get west"), "waiting: 1 endpoint whose node is not known", "quota: ", "rejected: ip/foreign-identity=1; last ("); err != nil {
+		t.Error(err)
+	}
+	for _, addr := range []string{"10.2.1.98", "10.2.1.99"} {
+		west.Delete(t, "cilium/state/ip/v1/default/"+addr)
+	}
+	testutil.Eventually(t, 20*time.Second, func() error {
+		if text := s.cli(t, 0, "explain 10.2.1.98"); strings.Contains(text, "Waiting:") {
+			return errors.New(text)
+		}
+		return nil
+	})
 }
 
 // checkExplain asks about addresses of every kind, and makes a conflict.

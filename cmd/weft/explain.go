@@ -73,11 +73,36 @@ func printExplanation(env environment, out *output, e *api.Explanation) error {
 	t.row("Cluster:", explainedCluster(env.now(), e.Cluster))
 	t.rows("Kernel:", explainedEntry(&e.Kernel))
 	t.row("Route:", explainedRoute(&e.Kernel))
+	if len(e.Waiting) > 0 {
+		t.rows("Waiting:", waitingLines(e.Waiting))
+	}
+	if len(e.Refused) > 0 {
+		t.rows("Refused:", refusedLines(env.now(), e.Refused))
+	}
 	if err := t.flush(); err != nil || len(e.Claims) == 0 {
 		return err
 	}
 	fmt.Fprintln(env.stdout)
 	return printClaims(env, out, e.Claims)
+}
+
+// waitingLines say what would be claimed, and what it waits for.
+func waitingLines(claims []api.Claim) []string {
+	var lines []string
+	for i := range claims {
+		c := &claims[i]
+		lines = append(lines, fmt.Sprintf("%s of %s, identity %s, is not used: no node with its host %s is known (%s)", c.Prefix,
+			clusterText(c.Cluster, c.ClusterName), identityText(c.Identity), c.Host, c.Key))
+	}
+	return lines
+}
+
+func refusedLines(now time.Time, all []api.Refused) []string {
+	var lines []string
+	for _, r := range all {
+		lines = append(lines, fmt.Sprintf("%s of %s, %s: %s", r.Key, r.Cluster, ago(now, r.At), r.Reason))
+	}
+	return lines
 }
 
 func explainedNode(n *api.ExplainedNode) string {

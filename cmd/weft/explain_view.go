@@ -23,12 +23,14 @@ type explainer struct {
 	*agent
 	names   map[identity.ClusterID]string
 	remotes map[identity.ClusterID]*mesh.RemoteStatus
+	all     []mesh.RemoteStatus
 }
 
 // explain tells all that is known of an address.
 func (a *agent) explain(addr netip.Addr) api.Explanation {
 	x := &explainer{agent: a, names: a.clusterNames(), remotes: make(map[identity.ClusterID]*mesh.RemoteStatus)}
-	for _, r := range a.mesh.Status() {
+	x.all = a.mesh.Status()
+	for _, r := range x.all {
 		if r.ClusterID != 0 && r.ClusterID <= uint32(a.cfg.layout.MaxCluster()) {
 			x.remotes[identity.ClusterID(r.ClusterID)] = &r
 		}
@@ -52,6 +54,10 @@ func (x *explainer) explain(addr netip.Addr) api.Explanation {
 			e.Claims = append(e.Claims, shown)
 		}
 	}
+	for _, c := range x.mesh.Waiting(addr) {
+		e.Waiting = append(e.Waiting, x.claim(&c))
+	}
+	e.Refused = refused(addr, x.all)
 	e.Why = why(prefixes)
 	id := identity.WorldOf(addr, x.dualStack())
 	var winner *ipcache.Claim
@@ -71,6 +77,35 @@ func (x *explainer) explain(addr netip.Addr) api.Explanation {
 	e.Kernel = makeKernel(x.cfg.bpffs, &found)
 	x.compare(&e.Kernel, &found, winner)
 	return e
+}
+
+// refused finds the last refusals of announcements for an address, or for prefixes around it, each key once. They are those
+// that weft clusters rejected shows.
+func refused(addr netip.Addr, remotes []mesh.RemoteStatus) []api.Refused {
+	var found []api.Refused
+	for i := range remotes {
+		seen := make(map[string]bool)
+		for _, rej := range slices.Backward(remotes[i].LastRejections) {
+			if rej.Kind != "ip" || seen[rej.Key] || !covers(rej.Key, addr) {
+				continue
+			}
+			seen[rej.Key] = true
+			found = append(found, api.Refused{
+				Cluster: remotes[i].Name, Rejection: api.Rejection{Kind: rej.Kind, Key: rej.Key, Reason: rej.Reason, At: rej.At},
+			})
+		}
+	}
+	slices.SortStableFunc(found, func(a, b api.Refused) int { return b.At.Compare(a.At) })
+	return found
+}
+
+// covers reports whether the key of an announcement, of an address or a prefix, says something of addr.
+func covers(key string, addr netip.Addr) bool {
+	if p, err := netip.ParsePrefix(key); err == nil {
+		return p.Contains(addr)
+	}
+	a, err := netip.ParseAddr(key)
+	return err == nil && a.Unmap() == addr
 }
 
 // claim is a claim with all that tells where it comes from.

@@ -179,6 +179,14 @@ func labExplanation(a netip.Addr) api.Explanation {
 		Why:    "nobody claims a prefix that contains it, so it is the world's",
 		Kernel: api.Kernel{Pin: "/sys/fs/bpf/weft/ipcache", Equal: true, RouteError: "no route to " + a.String() + ": network is unreachable"},
 	}
+	if a == addr("10.2.9.9") {
+		waits := westPod
+		waits.Prefix, waits.Host = prefix("10.2.9.9/32"), addr("172.18.2.99")
+		e.Waiting = []api.Claim{{IP: waits, Key: "cilium/state/ip/v1/default/10.2.9.9"}}
+		e.Refused = []api.Refused{{Cluster: "north", Rejection: api.Rejection{
+			Kind: "ip", Key: "10.2.9.0/24", Reason: "10.2.9.0/24 overlaps what nodes of the cluster with id 2 have", At: testNow.Add(-4 * time.Second),
+		}}}
+	}
 	if !westPod.Prefix.Contains(a) {
 		return e
 	}
@@ -256,7 +264,10 @@ func labStatus(healthy bool) api.Status {
 		}, api.Cluster{
 			Name: "north", ID: 4, State: "stale", Since: testNow.Add(-20 * time.Minute), LastSuccess: testNow.Add(-20 * time.Minute),
 			StaleSince: testNow.Add(-20 * time.Minute), Withdrawn: true, Endpoints: []string{"https://north.mesh.cilium.io:2379"}, Failures: 34,
-			LastError: "no answer from etcd", LastErrorAt: testNow.Add(-5 * time.Second),
+			LastError: "no answer from etcd", LastErrorAt: testNow.Add(-5 * time.Second), Waiting: 2,
+			Quotas: api.Quotas{
+				Entries: api.Quota{Used: 250, Limit: 250}, Bytes: api.Quota{Used: 4096}, EventsPerSecond: 20000, HeldBack: 3, Full: true,
+			},
 		})
 		s.Endpoints.Errors = []api.ConfigError{{File: "/etc/weft/endpoints/b.yaml", Line: 4, Message: `unknown field "ipp"`}}
 		s.Datapath.Devices = append(s.Datapath.Devices, api.Device{Name: "eth9", Error: "no such device"})
@@ -305,6 +316,8 @@ func TestCommands(t *testing.T) {
 		{"explain.txt", well, 0, "explain 10.2.1.10"},
 		{"explain.json", well, 0, "explain 10.2.1.10 -o json"},
 		{"explain-world.txt", well, 0, "explain 192.0.2.1"},
+		{"explain-unused.txt", well, 0, "explain 10.2.9.9"},
+		{"explain-unused.json", well, 0, "explain 10.2.9.9 -o json"},
 		{"clusters-list.txt", well, 0, "clusters list"},
 		{"clusters-list-wide.txt", unwell, 0, "clusters list -o wide"},
 		{"clusters-get.txt", well, 0, "clusters get west"},

@@ -113,6 +113,17 @@ func remoteGauge(name, help string, value func(*api.Cluster) float64) family {
 		}}
 }
 
+// quotaGauge is a family with a value for each quota of each remote cluster.
+func quotaGauge(name, help string, value func(api.Quota) int64) family {
+	return family{"clustermesh_remote_cluster_quota_" + name, help, []string{"target_cluster", "quota"}, prometheus.GaugeValue,
+		func(s *snapshot, emit emit) {
+			for c := range s.remotes {
+				emit(float64(value(c.Quotas.Entries)), c.Name, "entries")
+				emit(float64(value(c.Quotas.Bytes)), c.Name, "bytes")
+			}
+		}}
+}
+
 // remotes yields the remote clusters.
 func (s *snapshot) remotes(yield func(*api.Cluster) bool) {
 	for i := range s.Clusters {
@@ -168,6 +179,16 @@ var meshFamilies = []family{
 		func(c *api.Cluster) float64 { return float64(c.Reconnects) }),
 	remoteGauge("last_success_ts", "When the etcd of the remote cluster last answered, in seconds since 1970; 0: never.",
 		func(c *api.Cluster) float64 { return seconds(c.LastSuccess) }),
+	remoteGauge("waiting", "Announced addresses of the remote cluster that are not used because their node is not known.",
+		func(c *api.Cluster) float64 { return float64(c.Waiting) }),
+	quotaGauge("used", "What the remote cluster has of what is limited.", func(q api.Quota) int64 { return q.Used }),
+	quotaGauge("limit", "What the remote cluster may have; 0: any amount.", func(q api.Quota) int64 { return q.Limit }),
+	{"clustermesh_remote_cluster_held_back_total", "How often changes of the remote cluster came faster than they may.",
+		[]string{"target_cluster"}, prometheus.CounterValue, func(s *snapshot, emit emit) {
+			for c := range s.remotes {
+				emit(float64(c.Quotas.HeldBack), c.Name)
+			}
+		}},
 	{"rejected_total", "What a cluster published that was not accepted.", []string{"cluster", "kind", "reason"}, prometheus.CounterValue,
 		func(s *snapshot, emit emit) {
 			for _, c := range s.Clusters {

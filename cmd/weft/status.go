@@ -292,12 +292,26 @@ func (p *statusPrinter) quotas(c *api.Cluster) {
 	}
 	q := &c.Quotas
 	if q.Full {
-		p.branch("quota: %d of %d entries, %d of %d bytes: what goes beyond is refused; raise max-entries or max-bytes in --mesh-limits",
-			q.Entries.Used, q.Entries.Limit, q.Bytes.Used, q.Bytes.Limit)
+		name := "max-bytes"
+		if q.Entries.Limit > 0 && q.Entries.Used >= q.Entries.Limit {
+			name = "max-entries"
+		}
+		p.branch("quota: %s, %s: what goes beyond is refused; raise %s in --mesh-limits if it should have more",
+			quotaText(q.Entries, "entries"), quotaText(q.Bytes, "bytes"), name)
+	} else if p.full && q.Entries.Used > 0 {
+		p.branch("quota: %s, %s", quotaText(q.Entries, "entries"), quotaText(q.Bytes, "bytes"))
 	}
 	if q.HeldBack > 0 {
-		p.branch("quota: held back %d times for more than %d events per second", q.HeldBack, q.EventsPerSecond)
+		p.branch("quota: held back %d times for more than %d events per second; raise max-events-per-second if it should have more",
+			q.HeldBack, q.EventsPerSecond)
 	}
+}
+
+func quotaText(q api.Quota, of string) string {
+	if q.Limit == 0 {
+		return fmt.Sprintf("%d %s", q.Used, of)
+	}
+	return fmt.Sprintf("%d of %d %s", q.Used, q.Limit, of)
 }
 
 func (p *statusPrinter) rejections(c *api.Cluster) {
