@@ -37,6 +37,7 @@ var fullWest = [4]int{1, 1, 2, 1}
 
 // A cluster that is away for long keeps all it has, and the status says since when it is stale.
 func TestAbsenceKeepsByDefault(t *testing.T) {
+	t.Parallel()
 	west := newFullWest(t)
 	w := newWorld(t, withConfig(west))
 	if s := w.awaitState("west", Ready); !s.StaleSince.IsZero() || s.LastSuccess.IsZero() {
@@ -58,6 +59,7 @@ func TestAbsenceKeepsByDefault(t *testing.T) {
 //
 // lesson: X5
 func TestCacheTTL(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		all  bool
 		want [4]int
@@ -149,6 +151,7 @@ func TestCacheTTLNotReached(t *testing.T) {
 // A cluster that has never been reached has nothing to withdraw; what an agent before this one has left of it in the
 // kernel outlives its time, too, if all data does.
 func TestCacheTTLOfTheUnknown(t *testing.T) {
+	t.Parallel()
 	for _, all := range []bool{false, true} {
 		w := newWorld(t, func(c *Config) { c.CacheTTL, c.CacheTTLAll = 300*time.Millisecond, all })
 		write(t, w.file("west"), "endpoints:\n- http://127.0.0.1:1\n")
@@ -167,6 +170,7 @@ func TestCacheTTLOfTheUnknown(t *testing.T) {
 
 // Removing the config of a cluster whose time has ended, or is about to, is the end of it.
 func TestCacheTTLAndRemoval(t *testing.T) {
+	t.Parallel()
 	west := newFullWest(t)
 	w := newWorld(t, func(c *Config) { c.CacheTTL, c.CacheTTLAll = 20*time.Millisecond, true })
 	for range 5 {
@@ -186,6 +190,7 @@ func TestCacheTTLAndRemoval(t *testing.T) {
 //
 // mechanism: C14
 func TestHeartbeatOfRemotesOnly(t *testing.T) {
+	t.Parallel()
 	own := kvstore.Config{Endpoints: []string{"http://127.0.0.1:1"}}
 	cfg := testConfig(t)
 	cfg.Own = &own
@@ -201,6 +206,7 @@ func TestHeartbeatOfRemotesOnly(t *testing.T) {
 //
 // mechanism: C14
 func TestHeartbeatLate(t *testing.T) {
+	t.Parallel()
 	west := newFullWest(t)
 	w := newWorld(t, withConfig(west), func(c *Config) {
 		c.CacheTTL, c.CacheTTLAll = 50*time.Millisecond, true
@@ -226,6 +232,7 @@ func TestHeartbeatLate(t *testing.T) {
 //
 // mechanism: B1, R1
 func TestFailuresCounted(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	proxy := testutil.StartProxy(t, west.etcd.Addr())
 	proxy.Refuse()

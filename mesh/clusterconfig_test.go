@@ -18,6 +18,7 @@ import (
 // mechanism: B1
 // lesson: C1 C3
 func TestClusterConfigAwaited(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	key := "cilium/cluster-config/west"
 	west.etcd.Delete(t, key)
@@ -51,6 +52,7 @@ func TestClusterConfigAwaited(t *testing.T) {
 // mechanism: B2
 // lesson: C3
 func TestClusterConfigWatched(t *testing.T) {
+	t.Parallel()
 	at := testTiming
 	at.probe, at.retryMin, at.retryMax = time.Hour, time.Hour, time.Hour
 	west := newWest(t, 1)
@@ -83,6 +85,7 @@ func TestClusterConfigWatched(t *testing.T) {
 //
 // lesson: C3
 func TestLayoutOf511(t *testing.T) {
+	t.Parallel()
 	west := newCluster(t, "west", 2)
 	w := newWorld(t, withConfig(west), func(c *Config) {
 		c.Layout, _ = identity.NewLayout(511)
@@ -111,6 +114,7 @@ func TestLayoutOf511(t *testing.T) {
 //
 // lesson: C3
 func TestClusterConfigGoesBad(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	w := newWorld(t)
 	west.etcd.WriteConfig(t, w.file("west"))
@@ -134,6 +138,7 @@ func TestClusterConfigGoesBad(t *testing.T) {
 //
 // lesson: C3 R11
 func TestClusterIDChanges(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	west.identity(257, "web")
 	west.node("west-n1", "172.18.2.1", "")
@@ -160,6 +165,7 @@ func TestClusterIDChanges(t *testing.T) {
 
 // Two clusters swap their ids, one after the other, and neither blocks the other for ever.
 func TestClusterIDsSwapped(t *testing.T) {
+	t.Parallel()
 	east, west := newCluster(t, "east", 1), newCluster(t, "west", 2)
 	w := newWorld(t)
 	east.etcd.WriteConfig(t, w.file("east"))
@@ -178,6 +184,7 @@ func TestClusterIDsSwapped(t *testing.T) {
 //
 // lesson: C3
 func TestClusterIDConflict(t *testing.T) {
+	t.Parallel()
 	west, south := newWest(t, 1), newCluster(t, "south", 2)
 	south.ip("10.3.1.1", 258, "172.18.3.1")
 	w := newWorld(t)

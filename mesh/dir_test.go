@@ -80,6 +80,7 @@ func must(t *testing.T, err error) {
 
 // mechanism: A3 A5 A7
 func TestDirFollowsFiles(t *testing.T) {
+	t.Parallel()
 	path := t.TempDir()
 	write(t, filepath.Join(path, "west"), "endpoints: 1")
 	w := watch(t, path, testTiming)
@@ -97,6 +98,7 @@ func TestDirFollowsFiles(t *testing.T) {
 
 // mechanism: A5
 func TestDirAppearsAndComesBack(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	path := filepath.Join(root, "etc", "weft", "clustermesh")
 	w := watch(t, path, testTiming)
@@ -162,6 +164,7 @@ func (a *atomicWriter) write(files map[string]string) {
 // mechanism: A5
 // lesson: C10
 func TestDirKubernetesSwap(t *testing.T) {
+	t.Parallel()
 	path := t.TempDir()
 	a := &atomicWriter{t: t, path: path}
 	a.write(map[string]string{"west": "endpoints: 1", "common-etcd-client.crt": "-----BEGIN CERTIFICATE-----"})
@@ -177,6 +180,7 @@ func TestDirKubernetesSwap(t *testing.T) {
 
 // A link may lead out of the directory, to a file that others replace in their own ways.
 func TestDirFollowsLinksElsewhere(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	path, secret := filepath.Join(root, "clustermesh"), filepath.Join(root, "secret")
 	must(t, os.Mkdir(path, 0o755))
@@ -203,6 +207,7 @@ func TestDirFollowsLinksElsewhere(t *testing.T) {
 
 // Where notifications are lost, time finds what has changed.
 func TestDirRescans(t *testing.T) {
+	t.Parallel()
 	path := t.TempDir()
 	slow := testTiming
 	slow.quiet, slow.rescan = time.Hour, 10*time.Millisecond // no notification is ever acted on
@@ -216,6 +221,7 @@ func TestDirRescans(t *testing.T) {
 //
 // lesson: C10
 func TestDirChurn(t *testing.T) {
+	t.Parallel()
 	path := t.TempDir()
 	file := filepath.Join(path, "west")
 	w := watch(t, path, testTiming)

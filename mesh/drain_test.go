@@ -114,6 +114,7 @@ func TestFaultDrain(t *testing.T) {
 //
 // mechanism: B5
 func TestDrainStopped(t *testing.T) {
+	t.Parallel()
 	const n = 8000
 	west := newWest(t)
 	west.fillIPs(n)
@@ -156,6 +157,7 @@ func TestDrainStopped(t *testing.T) {
 //
 // mechanism: B3, B5, R2
 func TestLogLines(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	w := newWorld(t, withConfig(west))
 	w.awaitState("west", Ready)

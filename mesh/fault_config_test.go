@@ -124,6 +124,7 @@ func (c *churn) secret(a *atomicWriter) {
 // mechanism: A5, A6, A7
 // lesson: X13, C10
 func TestFaultConfigs(t *testing.T) {
+	t.Parallel()
 	for name, style := range map[string]func(c *churn) (step, empty func()){
 		"files": func(c *churn) (step, empty func()) { return c.file, c.removeAll },
 		"secret": func(c *churn) (step, empty func()) {
@@ -176,6 +177,7 @@ func (c *churn) removeAll() {
 // mechanism: I2, I3
 // lesson: X6
 func TestFaultReconnects(t *testing.T) {
+	t.Parallel()
 	identities := figure(3000, 500)
 	west := newWest(t)
 	west.fill(identities, func(i int) (string, string) {

@@ -50,6 +50,7 @@ var goldenName = map[int]string{1: "east", 2: "west"}
 //
 // mechanism: A1 A2 B6 F1 F2 F5 G9 G10 I1 I2
 func TestGoldenState(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for c, name := range goldenName {
 		etcd := testutil.StartEtcd(t)
@@ -102,6 +103,7 @@ func TestGoldenState(t *testing.T) {
 //
 // mechanism: B6 B9
 func TestGoldenCache(t *testing.T) {
+	t.Parallel()
 	etcd := testutil.StartEtcd(t)
 	etcd.Load(t, golden.Path(t, "kvstore-cache-mock.jsonl"))
 	// The recorded clusters are made up at random: addresses of one lie in a pod CIDR of the other.
@@ -140,6 +142,7 @@ func TestGoldenCache(t *testing.T) {
 
 // WireGuard's key, IPv6 addresses and pod CIDRs of both families.
 func TestGoldenCacheIPv6WireGuard(t *testing.T) {
+	t.Parallel()
 	etcd := testutil.StartEtcd(t)
 	etcd.Load(t, golden.Path(t, "kvstore-cache-mock-ipv6-wireguard.jsonl"))
 	w := newWorld(t, func(c *Config) { c.DualStack = true })
@@ -173,6 +176,7 @@ func TestGoldenCacheIPv6WireGuard(t *testing.T) {
 //
 // mechanism: H2
 func TestOwnCluster(t *testing.T) {
+	t.Parallel()
 	etcd := testutil.StartEtcd(t)
 	etcd.Load(t, golden.Path(t, "kvstore-state-east.jsonl"))
 	etcd.Delete(t, "cilium/cluster-config/east")

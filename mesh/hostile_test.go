@@ -250,6 +250,7 @@ var attacks = []attack{
 //
 // lesson: R1 R2 R3 R4 R5 R6 R7 R8 R9 R13 C2 C4
 func TestHostileData(t *testing.T) {
+	t.Parallel()
 	s := newScene(t)
 	others, honest := s.others(), s.westIPs()
 	if len(others) < 12 || len(honest) != 3 {

@@ -19,6 +19,7 @@ import (
 // mechanism: A5 A6 B2
 // lesson: C10
 func TestConfigChanges(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	w := newWorld(t, withConfig(west))
 	first := w.awaitState("west", Ready)
@@ -45,6 +46,7 @@ func TestConfigChanges(t *testing.T) {
 //
 // lesson: C10
 func TestConfigBroken(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	w := newWorld(t, withConfig(west))
 	w.awaitState("west", Ready)
@@ -76,6 +78,7 @@ func TestConfigBroken(t *testing.T) {
 
 // A file that is broken from the start is a cluster that cannot be reached, whose id may be any.
 func TestConfigBrokenFromTheStart(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(c *Config) { write(t, filepath.Join(c.Dir, "west"), "endpoints: [\n") })
 	s := w.await("west", "an error", func(s RemoteStatus) bool { return s.ConfigError != "" })
 	if s.State != Connecting && s.State != Failed || s.LastError == "" {
@@ -95,6 +98,7 @@ func TestConfigBrokenFromTheStart(t *testing.T) {
 // mechanism: A4
 // lesson: R7
 func TestConfigNames(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	w := newWorld(t, withConfig(west))
 	write(t, w.file("here"), "endpoints:\n- http://127.0.0.1:1\n")
@@ -120,6 +124,7 @@ func TestConfigNames(t *testing.T) {
 //
 // mechanism: A1 A3
 func TestDirectoryAppears(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	w := newWorld(t, func(c *Config) { must(t, os.Remove(c.Dir)) })
 	<-w.Ready() // there is nothing to wait for
@@ -162,6 +167,7 @@ func TestDirectoryAppears(t *testing.T) {
 //
 // mechanism: A5 A7
 func TestConfigOfKubernetes(t *testing.T) {
+	t.Parallel()
 	west, south := newWest(t, 1), newCluster(t, "south", 3)
 	south.ip("10.3.1.1", 257, "172.18.3.1")
 	southIP := fmt.Sprintf("10.3.1.1/32 %d via 172.18.3.1 by 3 ip", 3<<16+257)
@@ -189,6 +195,7 @@ func TestConfigOfKubernetes(t *testing.T) {
 // mechanism: A6 A7 B4
 // lesson: X13 C10
 func TestConfigChurn(t *testing.T) {
+	t.Parallel()
 	west, south := newWest(t, 1, 2), newCluster(t, "south", 3)
 	south.ip("10.3.1.1", 257, "172.18.3.1")
 	southIP := fmt.Sprintf("10.3.1.1/32 %d via 172.18.3.1 by 3 ip", 3<<16+257)
@@ -237,6 +244,7 @@ func TestConfigChurn(t *testing.T) {
 //
 // mechanism: A6
 func TestReaddWhileDraining(t *testing.T) {
+	t.Parallel()
 	west := newWest(t)
 	for i := range 2000 {
 		west.ip(fmt.Sprintf("10.2.%d.%d", i/200, i%200+1), 257, "172.18.2.1")
@@ -259,6 +267,7 @@ func TestReaddWhileDraining(t *testing.T) {
 
 // A mesh that is stopped at any moment stops, whatever it was doing.
 func TestStopAnyTime(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	cfg := testConfig(t)
 	cfg.Dir = t.TempDir()

@@ -185,6 +185,7 @@ func limitsFileOf(path string) func(*Config) {
 // Limits that change take effect at once and without the cluster's doing: what is not allowed any more is withdrawn, what is
 // allowed now is taken. A file that has become bad changes nothing but the status.
 func TestLimitsReload(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "limits.yaml")
 	write(t, file, "default: {}\n")
 	s := newScene(t, limitsFileOf(file))
@@ -238,6 +239,7 @@ func TestLimitsReload(t *testing.T) {
 
 // A file that is bad at the start is an error.
 func TestLimitsBadFromTheStart(t *testing.T) {
+	t.Parallel()
 	for _, path := range []string{filepath.Join(t.TempDir(), "none"), "/dev/null/x"} {
 		cfg := testConfig(t)
 		cfg.LimitsFile = path
@@ -249,6 +251,7 @@ func TestLimitsBadFromTheStart(t *testing.T) {
 
 // When our own cluster gets a node, what remotes claim of it is withdrawn, and may be taken when the node is gone.
 func TestOwnGroundGrows(t *testing.T) {
+	t.Parallel()
 	s := newScene(t)
 	s.west.ip("10.7.7.7", 257, "172.18.2.1")
 	s.west.node("west-n2", "172.18.7.7", "10.7.8.0")
@@ -268,6 +271,7 @@ func TestOwnGroundGrows(t *testing.T) {
 // Of two clusters whose nodes declare one prefix the lower id has it, whoever came first, and the other one when it is
 // gone; prefixes that the limits set aside for a cluster are its own whatever its id.
 func TestContestedPrefix(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "limits.yaml")
 	write(t, file, "")
 	s := newScene(t, limitsFileOf(file))
@@ -296,6 +300,7 @@ func TestContestedPrefix(t *testing.T) {
 
 // An address waits for its node. A node that goes away leaves its addresses for a while, then they wait for it.
 func TestWaitingForNode(t *testing.T) {
+	t.Parallel()
 	s := newScene(t, func(c *Config) { c.KeepInvalid = 500 * time.Millisecond })
 	used := "10.2.5.5/32 131329 via 172.18.2.5 by 2 ip"
 	s.west.ip("10.2.5.5", 257, "172.18.2.5")

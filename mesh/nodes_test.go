@@ -69,6 +69,7 @@ func TestNodeIPPreference(t *testing.T) {
 // mechanism: F4
 // lesson: X9
 func TestNodeReplaced(t *testing.T) {
+	t.Parallel()
 	west := newWest(t)
 	w := newWorld(t, withConfig(west))
 	west.node("n1", "172.18.2.1", "10.2.1.0")
@@ -91,6 +92,7 @@ func TestNodeReplaced(t *testing.T) {
 //
 // mechanism: F3
 func TestNodeAddressOfAnother(t *testing.T) {
+	t.Parallel()
 	west := newWest(t)
 	w := newWorld(t, withConfig(west))
 	ours := ipcache.Claim{

@@ -54,6 +54,7 @@ func flood(n int) map[string]string {
 //
 // lesson: R10
 func TestEntriesQuota(t *testing.T) {
+	t.Parallel()
 	s := newScene(t, func(c *Config) { defaultLimits(200)(c) })
 	others := s.others()
 	keys := flood(180) // of which 97 fit, beside 3 of before
@@ -93,6 +94,7 @@ func TestEntriesQuota(t *testing.T) {
 //
 // lesson: R10
 func TestBytesQuota(t *testing.T) {
+	t.Parallel()
 	s := newScene(t, func(c *Config) { c.Limits.Default.MaxBytes = 8_000 })
 	others := s.others()
 	big := func(name string, n int) string {
@@ -122,6 +124,7 @@ func TestBytesQuota(t *testing.T) {
 //
 // lesson: R10 E15
 func TestEventsQuota(t *testing.T) {
+	t.Parallel()
 	s := newScene(t, func(c *Config) {
 		c.Limits.Default.MaxEventsPerSecond, c.Limits.Default.BurstEvents, c.Limits.Default.MaxEntries = 2_000, 500, 0
 	})
@@ -163,6 +166,7 @@ func TestPace(t *testing.T) {
 //
 // lesson: R10
 func TestTooManyKeys(t *testing.T) {
+	t.Parallel()
 	s := newScene(t, func(c *Config) { defaultLimits(40)(c) })
 	s.west.putAll(flood(200))
 	r := s.await("west", "the end", func(r RemoteStatus) bool { return r.State != Ready && strings.Contains(r.LastError, "too many keys") })
@@ -180,6 +184,7 @@ func TestTooManyKeys(t *testing.T) {
 //
 // lesson: R11 C3
 func TestFlippingID(t *testing.T) {
+	t.Parallel()
 	s := newScene(t)
 	others := s.others()
 	for i := range 30 {

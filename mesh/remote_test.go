@@ -4,9 +4,6 @@ package mesh
 
 import (
 	"fmt"
-	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -40,6 +37,7 @@ func ready(s RemoteStatus) bool { return s.State == Ready }
 // mechanism: B2 B3 D1 D2 G11
 // lesson: X1 X5
 func TestEtcdAway(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1, 2, 3)
 	w := newWorld(t)
 	west.etcd.WriteConfig(t, w.file("west"))
@@ -68,6 +66,7 @@ func TestEtcdAway(t *testing.T) {
 // mechanism: D2 D6
 // lesson: X1
 func TestDeletedWhileAway(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1, 2, 3)
 	west.identity(257, "web")
 	west.node("west-n1", "172.18.2.1", "10.2.1.0")
@@ -105,6 +104,7 @@ func TestDeletedWhileAway(t *testing.T) {
 // mechanism: D3
 // lesson: X2
 func TestCanaries(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1, 2, 3)
 	west.node("west-n1", "172.18.2.1", "")
 	w := newWorld(t)
@@ -141,6 +141,7 @@ func TestCanaries(t *testing.T) {
 //
 // lesson: X2 X4
 func TestCanariesFirstTime(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	west.etcd.DeletePrefix(t, "cilium/synced/")
 	w := newWorld(t, withConfig(west))
@@ -166,6 +167,7 @@ func isClosed(c <-chan struct{}) bool {
 
 // Older writers have no canaries: all kinds start at once.
 func TestNoCanaries(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	west.etcd.DeletePrefix(t, "cilium/synced/")
 	west.config(`{"id":2}`)
@@ -183,6 +185,7 @@ func TestNoCanaries(t *testing.T) {
 // mechanism: B2
 // lesson: X3 E4
 func TestAnotherEtcd(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1, 2)
 	w := newWorld(t)
 	west.etcd.WriteConfig(t, w.file("west"))
@@ -205,6 +208,7 @@ func TestAnotherEtcd(t *testing.T) {
 
 // Changing the layout, as when a KVStoreMesh is put in between, deletes nothing but what the copy lacks.
 func TestLayoutChange(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1, 2)
 	west.identity(257, "web")
 	west.identity(258, "db")
@@ -248,6 +252,7 @@ func TestLayoutChange(t *testing.T) {
 //
 // mechanism: B5
 func TestStopDrainsNothing(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1, 2)
 	west.identity(257, "web")
 	w := newWorld(t)
@@ -265,6 +270,7 @@ func TestStopDrainsNothing(t *testing.T) {
 //
 // lesson: X8 X9
 func TestReusedIPs(t *testing.T) {
+	t.Parallel()
 	west := newWest(t)
 	west.node("west-n1", "172.18.2.1", "10.2.1.0")
 	w := newWorld(t)
@@ -294,6 +300,7 @@ func TestReusedIPs(t *testing.T) {
 //
 // lesson: C5 X8
 func TestOneIPOfTwoClusters(t *testing.T) {
+	t.Parallel()
 	east, west := newCluster(t, "east", 1), newWest(t, 1)
 	west.etcd.Put(t, west.ipKey("10.9.9.9"), ipValue("10.9.9.9", 131329, "172.18.2.1"))
 	w := newWorld(t)
@@ -310,6 +317,7 @@ func TestOneIPOfTwoClusters(t *testing.T) {
 //
 // lesson: X7
 func TestIPBeforeIdentity(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1)
 	w := newWorld(t)
 	west.etcd.WriteConfig(t, w.file("west"))
@@ -336,6 +344,7 @@ func TestIPBeforeIdentity(t *testing.T) {
 // mechanism: B6 E3
 // lesson: C1 C2 R13
 func TestBadValues(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1, 2)
 	west.identity(257, "web")
 	west.node("west-n1", "172.18.2.1", "")
@@ -393,6 +402,7 @@ func TestBadValues(t *testing.T) {
 
 // A last good value does not outlive its bad successor for ever, and the next good one is in use at once.
 func TestBadValueExpires(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1, 2)
 	west.node("west-n1", "172.18.2.1", "")
 	w := newWorld(t, func(c *Config) { c.KeepInvalid = 500 * time.Millisecond })
@@ -416,61 +426,9 @@ func TestBadValueExpires(t *testing.T) {
 	}
 }
 
-// A config without an etcd behind it is an error of that cluster, and of no other.
-//
-// mechanism: C4 C6
-// lesson: E15
-func TestUnreachable(t *testing.T) {
-	west := newWest(t, 1)
-	w := newWorld(t, withConfig(west), func(c *Config) {
-		c.SyncTimeout = 2 * time.Second
-		write(t, filepath.Join(c.Dir, "east"), "endpoints:\n- http://127.0.0.1:1\n")
-	})
-	w.awaitState("west", Ready)
-	s := w.awaitState("east", Failed)
-	if isClosed(w.Ready()) {
-		t.Error("ready before the time is over")
-	}
-	if !strings.Contains(s.LastError, "127.0.0.1:1") || s.ClusterID != 0 {
-		t.Errorf("status %+v", s)
-	}
-	// East may have any id but west's; what it does not list is not known to be gone.
-	if w.Listed(1) || w.Listed(0) || !w.Listed(2) {
-		t.Error("listed: 1 or 0, or not 2")
-	}
-	<-w.Ready() // in spite of east, in time
-	w.await("east", "failures", func(s RemoteStatus) bool { return s.State == Failed && s.Failures > 1 })
-	if err := os.Remove(w.file("east")); err != nil {
-		t.Fatal(err)
-	}
-	w.awaitGone("east")
-	if !w.Listed(1) || !w.Listed(0) {
-		t.Error("without east, ids 1 and 0 are not listed")
-	}
-}
-
-// A server that takes the connection and then says nothing holds up nobody, and another config gets rid of it.
-//
-// lesson: E5 E15
-func TestHungServer(t *testing.T) {
-	hung, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer hung.Close()
-	south, west := newCluster(t, "south", 3), newWest(t, 1)
-	w := newWorld(t, withConfig(south), func(c *Config) {
-		write(t, filepath.Join(c.Dir, "west"), fmt.Sprintf("endpoints:\n- http://%s\n", hung.Addr()))
-	})
-	w.awaitState("south", Ready)
-	w.awaitState("west", Failed)
-	west.etcd.WriteConfig(t, w.file("west"))
-	w.awaitState("west", Ready)
-	w.awaitIPs(westIP(1))
-}
-
 // Of news that come by a watch, the table is told when they arrived; of a list it is not.
 func TestArrivals(t *testing.T) {
+	t.Parallel()
 	west := newWest(t, 1, 2)
 	west.node("west-n1", "172.18.2.1", "")
 	w := newWorld(t)
