@@ -38,6 +38,8 @@ type hostileEtcd struct {
 	stream func(send func(*etcdserverpb.RangeResponse) error) error
 	// watch goes on after a watch has been confirmed, until ctx ends.
 	watch func(ctx context.Context, send func(*etcdserverpb.WatchResponse) error)
+	// addresses is watch for announced addresses alone; nil: watch is for all kinds.
+	addresses func(ctx context.Context, send func(*etcdserverpb.WatchResponse) error)
 }
 
 func startHostile(t *testing.T, set func(*hostileEtcd)) *hostileEtcd {
@@ -102,13 +104,21 @@ func (h *hostileEtcd) RangeStream(r *etcdserverpb.RangeRequest, stream grpc.Serv
 }
 
 func (h *hostileEtcd) Watch(stream grpc.BidiStreamingServer[etcdserverpb.WatchRequest, etcdserverpb.WatchResponse]) error {
-	if _, err := stream.Recv(); err != nil {
+	request, err := stream.Recv()
+	if err != nil {
 		return err
 	}
 	if err := stream.Send(&etcdserverpb.WatchResponse{Header: h.header(), Created: true}); err != nil {
 		return err
 	}
-	h.watch(stream.Context(), stream.Send)
+	switch {
+	case h.addresses == nil:
+		h.watch(stream.Context(), stream.Send)
+	case strings.HasPrefix(string(request.GetCreateRequest().GetKey()), "cilium/state/ip/"):
+		h.addresses(stream.Context(), stream.Send)
+	default:
+		<-stream.Context().Done()
+	}
 	return nil
 }
 
