@@ -327,7 +327,7 @@ func TestFaultPausesSpread(t *testing.T) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	outages := []time.Duration{0, 2 * time.Second, 20 * time.Second, time.Hour}
-	for range figure(20, 200) { // of any order of magnitude
+	for range figure(2, 200) { // of any order of magnitude
 		outages = append(outages, time.Duration(float64(time.Second)*math.Exp(random.Float64()*math.Log(3600))))
 	}
 	for _, outage := range outages {
