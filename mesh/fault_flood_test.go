@@ -80,7 +80,7 @@ func (s *scene) announceMeanwhile(n int) time.Duration {
 func TestFloodOfEvents(t *testing.T) {
 	h, start := startHostile(t, floodOfEvents), time.Now()
 	w := newWorld(t, defaultLimits(1000), func(c *Config) {
-		c.Limits.Default.BurstEvents, c.Limits.Default.MaxEventsPerSecond = 10_000, 10_000
+		c.Limits.Default.BurstEvents, c.Limits.Default.MaxEventsPerSecond = 2000, 2000
 		c.Tune = func(k *kvstore.Config) { k.LivenessTimeout = 10 * time.Second }
 		c.Limits.Default.AnyHost = true
 		write(t, c.Dir+"/west", "endpoints:\n- "+h.endpoint+"\n")
