@@ -11,7 +11,7 @@ import (
 
 // However many listings hang, another one begins soon; one that is over makes room at once.
 //
-// mechanism: A7
+// lesson: E15
 func TestCrowd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, start := newCrowd(), time.Now()
