@@ -140,6 +140,7 @@ type Flow struct {
 	Device      string    `json:"device"`
 	Direction   string    `json:"direction"` // ingress or egress, as the device sees it
 	Verdict     string    `json:"verdict"`
+	Mode        string    `json:"mode"` // native or overlay
 	Source      Peer      `json:"source"`
 	Destination Peer      `json:"destination"`
 	Protocol    string    `json:"protocol"`
@@ -152,7 +153,7 @@ type Flow struct {
 type Peer struct {
 	IP   netip.Addr `json:"ip"`
 	Port uint16     `json:"port,omitempty"`
-	// Identity is what the kernel found for the side that it looked up, and what the agent's table says for the other.
+	// Identity is what the kernel found.
 	Identity    uint32   `json:"identity"`
 	Name        string   `json:"name,omitempty"` // of a reserved identity
 	Labels      []string `json:"labels,omitempty"`

@@ -2,15 +2,33 @@
 
 package bpf
 
+// Mark says how the programs write the identity of a packet's source into its mark.
+type Mark uint8
+
+// The marks.
+const (
+	MarkNone    Mark = 0 // not at all: the mark is left alone
+	MarkShifted Mark = 1 // shifted up, and only into a mask
+	MarkCilium  Mark = 2 // as Cilium's programs do; identities of clusters whose number has bit 7 are left out
+)
+
+// CiliumMarkMask are the bits that MarkCilium writes.
+const CiliumMarkMask = 0xffff0fff
+
 // Config is the one value of MapConfig, read for each packet: struct config in lib/structs.h. While it is zero, nothing
-// is sampled and the world is one.
+// is sampled or marked, the world is one, and the overlay is strict and over IPv4.
 type Config struct {
 	FlowSample uint32 // one event in so many packets, at random; 0: none
-	DualStack  uint8  // 1: the world of addresses without entry is told apart by family (9, 10), not 2
+	MarkMask   uint32 // of MarkShifted: no other bits are written
+	Mark       Mark
+	MarkShift  uint8 // of MarkShifted: where bit 0 of the identity goes
+	DualStack  uint8 // 1: the world of addresses without entry is told apart by family (9, 10), not 2
+	Underlay6  uint8 // 1: the outer headers of the overlay are IPv6
+	OverlayLax uint8 // 1: what the overlay's checks refuse is counted, and passed on
 	Pad        [3]uint8
 }
 
-// MakeConfig returns the Config of the two settings.
+// MakeConfig returns the Config of the two settings that every node has.
 func MakeConfig(flowSample uint32, dualStack bool) Config {
 	c := Config{FlowSample: flowSample}
 	if dualStack {

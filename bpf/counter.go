@@ -4,7 +4,7 @@ package bpf
 
 import "fmt"
 
-// Direction says which way a packet went, and by that which of its addresses was looked up.
+// Direction says which way a packet went, and by that which of its ends is the peer.
 type Direction uint8
 
 // The directions.
@@ -24,18 +24,25 @@ func (d Direction) String() string {
 	return fmt.Sprintf("direction(%d)", uint8(d))
 }
 
-// Verdict says what came of a packet's lookup. No verdict drops the packet.
+// Verdict says what came of a packet's lookup. On a native device no verdict drops the packet; in the overlay, all but
+// Identified do.
 type Verdict uint8
 
-// The verdicts. The last two give no identity.
+// The verdicts. NotIP and Malformed give no identity; those behind them are of the overlay alone.
 const (
-	Identified Verdict = 1 // the peer's address has an entry in MapIPCache, and it names an identity
-	World      Verdict = 2 // it has none: the identity is that of the world
-	NotIP      Verdict = 3 // neither IPv4 nor IPv6 behind at most two VLAN tags
-	Malformed  Verdict = 4 // a header is cut short or contradicts itself, so that the IP layer will refuse the packet
+	Identified    Verdict = 1 // the peer's address has an entry in MapIPCache, and it names an identity
+	World         Verdict = 2 // it has none: the identity is that of the world
+	NotIP         Verdict = 3 // neither IPv4 nor IPv6 behind at most two VLAN tags
+	Malformed     Verdict = 4 // a header is cut short or contradicts itself, so that the IP layer will refuse the packet
+	NoEndpoint    Verdict = 5 // the destination is behind no node that is known
+	WrongNode     Verdict = 6 // the outer source is not the node behind which the inner source is
+	WrongIdentity Verdict = 7 // the VNI is not the identity of the inner source
 )
 
-// String returns "identified", "world", "not-ip", "malformed" or the number.
+// Addressless reports whether a verdict gives no identities.
+func (v Verdict) Addressless() bool { return v == NotIP || v == Malformed }
+
+// String returns a name such as "identified", "world" or "not-ip", or the number.
 func (v Verdict) String() string {
 	switch v {
 	case Identified:
@@ -46,16 +53,44 @@ func (v Verdict) String() string {
 		return "not-ip"
 	case Malformed:
 		return "malformed"
+	case NoEndpoint:
+		return "no-endpoint"
+	case WrongNode:
+		return "wrong-node"
+	case WrongIdentity:
+		return "wrong-identity"
 	}
 	return fmt.Sprintf("verdict(%d)", uint8(v))
 }
 
+// Mode says how a packet travels between nodes.
+type Mode uint8
+
+// The modes.
+const (
+	Native  Mode = 0 // as it is on the wire; the outer packets of an overlay, too
+	Overlay Mode = 1 // inside the overlay
+)
+
+// String returns "native", "overlay" or the number.
+func (m Mode) String() string {
+	switch m {
+	case Native:
+		return "native"
+	case Overlay:
+		return "overlay"
+	}
+	return fmt.Sprintf("mode(%d)", uint8(m))
+}
+
 // CounterKey is the key of MapCounters: struct counter_key in lib/structs.h. It is comparable.
 type CounterKey struct {
-	Identity  uint32 // of the peer; 0 for NotIP and Malformed
-	Direction Direction
-	Verdict   Verdict
-	Pad       uint16 // 0
+	SrcIdentity uint32 // 0 for NotIP and Malformed
+	DstIdentity uint32 // the same
+	Direction   Direction
+	Verdict     Verdict
+	Mode        Mode
+	Pad         uint8 // 0
 }
 
 // CounterValue is what one CPU counted: struct counter_value in lib/structs.h. A packet is one socket buffer: a GSO or

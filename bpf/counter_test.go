@@ -35,13 +35,13 @@ func TestCounters(t *testing.T) {
 	}
 	n := func(b []byte) uint64 { return uint64(len(b)) }
 	want := map[CounterKey]CounterValue{
-		{Identity: 65793, Direction: Ingress, Verdict: Identified}: {6, 3*n(east) + 2*n(large) + n(longChain())},
-		{Identity: 9, Direction: Ingress, Verdict: World}:          {5, 5 * n(east)},
-		{Direction: Ingress, Verdict: NotIP}:                       {4, 4 * n(arp)},
-		{Direction: Ingress, Verdict: Malformed}:                   {6, 6 * n(bad)},
-		{Identity: 131329, Direction: Egress, Verdict: Identified}: {7, 7 * n(east)},
-		{Direction: Egress, Verdict: NotIP}:                        {8, 8 * n(arp)},
-		{Direction: Egress, Verdict: Malformed}:                    {9, 9 * n(bad)},
+		{SrcIdentity: 65793, DstIdentity: 131329, Direction: Ingress, Verdict: Identified}: {6, 3*n(east) + 2*n(large) + n(longChain())},
+		{SrcIdentity: 9, DstIdentity: 131329, Direction: Ingress, Verdict: World}:          {5, 5 * n(east)},
+		{Direction: Ingress, Verdict: NotIP}:                                               {4, 4 * n(arp)},
+		{Direction: Ingress, Verdict: Malformed}:                                           {6, 6 * n(bad)},
+		{SrcIdentity: 65793, DstIdentity: 131329, Direction: Egress, Verdict: Identified}:  {7, 7 * n(east)},
+		{Direction: Egress, Verdict: NotIP}:                                                {8, 8 * n(arp)},
+		{Direction: Egress, Verdict: Malformed}:                                            {9, 9 * n(bad)},
 	}
 	if diff := cmp.Diff(want, k.counters(t)); diff != "" {
 		t.Errorf("counters (-want +got):\n%s", diff)
@@ -66,8 +66,8 @@ func TestCountersFull(t *testing.T) {
 	k.repeat(t, Ingress, 6, known)
 	size := uint64(len(known))
 	want := map[CounterKey]CounterValue{
-		{Identity: 65793, Direction: Ingress, Verdict: Identified}: {8, 8 * size},
-		{Identity: 2, Direction: Ingress, Verdict: World}:          {3, 3 * size},
+		{SrcIdentity: 65793, DstIdentity: 131329, Direction: Ingress, Verdict: Identified}: {8, 8 * size},
+		{SrcIdentity: 2, DstIdentity: 131329, Direction: Ingress, Verdict: World}:          {3, 3 * size},
 	}
 	if diff := cmp.Diff(want, k.counters(t)); diff != "" {
 		t.Errorf("counters (-want +got):\n%s", diff)
@@ -80,7 +80,7 @@ func TestCountersFull(t *testing.T) {
 	k.clear(t)
 	k.repeat(t, Ingress, 7, third)
 	want = map[CounterKey]CounterValue{
-		{Identity: 65800, Direction: Ingress, Verdict: Identified}: {7, 7 * size},
+		{SrcIdentity: 65800, DstIdentity: 131329, Direction: Ingress, Verdict: Identified}: {7, 7 * size},
 	}
 	if diff := cmp.Diff(want, k.counters(t)); diff != "" {
 		t.Errorf("counters after there was room (-want +got):\n%s", diff)
@@ -100,7 +100,7 @@ func TestSampling(t *testing.T) {
 		if _, err := k.program(Ingress).Run(&ebpf.RunOptions{Data: frame, Repeat: c.least}); err != nil {
 			t.Fatal(err)
 		}
-		packets := k.counters(t)[CounterKey{Identity: 65793, Direction: Ingress, Verdict: Identified}].Packets
+		packets := k.counters(t)[CounterKey{SrcIdentity: 65793, DstIdentity: 131329, Direction: Ingress, Verdict: Identified}].Packets
 		mean, off := 0.0, 0.0
 		if n > 0 {
 			p := 1 / float64(n)

@@ -2,7 +2,8 @@
 
 //go:build ignore
 
-/* Packets that arrive from a device of the node: whose source is it?
+/* Packets that arrive from a device of the node: whose are they, and
+ * whom are they for?
  * Attached to tc or tcx ingress. */
 
 #include <linux/bpf.h>

@@ -226,9 +226,17 @@ func gsoContext(t *testing.T, size uint32) []byte {
 	return nil
 }
 
+// peerIdentity is that of the end that the verdict is about.
+func peerIdentity(e Event) uint32 {
+	if e.Direction == Egress {
+		return e.DstIdentity
+	}
+	return e.SrcIdentity
+}
+
 // line shows the event that a frame made, for tables of expectations.
 func line(e Event) string {
-	s := fmt.Sprintf("%v %d type %04x", e.Verdict, e.Identity, e.EthType)
+	s := fmt.Sprintf("%v %d type %04x", e.Verdict, peerIdentity(e), e.EthType)
 	if e.Family != FamilyNone {
 		s += fmt.Sprintf(" %v to %v protocol %d", e.Source(), e.Destination(), e.Protocol)
 	}

@@ -29,33 +29,38 @@ var mirrors = []mirror{
 		"Flags": {"flag_skip_tunnel", "flag_has_tunnel_ep", "flag_ipv6_tunnel_ep", "flag_remote_cluster", "pad2"},
 	}},
 	{"counter_key", reflect.TypeFor[CounterKey](), map[string][]string{
-		"Identity": {"identity"}, "Direction": {"direction"}, "Verdict": {"verdict"}, "Pad": {"pad"},
+		"SrcIdentity": {"src_identity"}, "DstIdentity": {"dst_identity"},
+		"Direction": {"direction"}, "Verdict": {"verdict"}, "Mode": {"mode"}, "Pad": {"pad"},
 	}},
 	{"counter_value", reflect.TypeFor[CounterValue](), map[string][]string{"Packets": {"packets"}, "Bytes": {"bytes"}}},
 	{"missed", reflect.TypeFor[Missed](), map[string][]string{"Counts": {"counts"}, "Events": {"events"}}},
 	{"config", reflect.TypeFor[Config](), map[string][]string{
-		"FlowSample": {"flow_sample"}, "DualStack": {"dual_stack"}, "Pad": {"pad"},
+		"FlowSample": {"flow_sample"}, "MarkMask": {"mark_mask"}, "Mark": {"mark"}, "MarkShift": {"mark_shift"},
+		"DualStack": {"dual_stack"}, "Underlay6": {"underlay6"}, "OverlayLax": {"overlay_lax"}, "Pad": {"pad"},
 	}},
 	{"event", reflect.TypeFor[Event](), map[string][]string{
-		"KtimeNS": {"ktime_ns"}, "IfIndex": {"ifindex"}, "Length": {"length"}, "Identity": {"identity"},
+		"KtimeNS": {"ktime_ns"}, "IfIndex": {"ifindex"}, "Length": {"length"},
+		"SrcIdentity": {"src_identity"}, "DstIdentity": {"dst_identity"}, "Mode": {"mode"},
 		"EthType": {"eth_type"}, "SrcPort": {"src_port"}, "DstPort": {"dst_port"}, "Family": {"family"},
 		"Protocol": {"protocol"}, "TCPFlags": {"tcp_flags"}, "Direction": {"direction"}, "Verdict": {"verdict"},
 		"Pad": {"pad"}, "SrcIP": {"saddr"}, "DstIP": {"daddr"},
 	}},
 }
 
-// specs are the two objects as compiled.
+// specs are the objects as compiled.
 func specs(t *testing.T) map[string]*ebpf.CollectionSpec {
 	t.Helper()
-	from, err := LoadFromNetdev()
-	if err != nil {
-		t.Fatal(err)
+	all := map[string]*ebpf.CollectionSpec{}
+	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){
+		"from_netdev": LoadFromNetdev, "to_netdev": LoadToNetdev, "from_overlay": LoadFromOverlay, "to_overlay": LoadToOverlay,
+	} {
+		spec, err := load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[name] = spec
 	}
-	to, err := LoadToNetdev()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return map[string]*ebpf.CollectionSpec{"from_netdev": from, "to_netdev": to}
+	return all
 }
 
 // TestMirrors compares every struct that is shared with user space, member by member, with the types in the objects.
@@ -157,8 +162,10 @@ func TestFlagBits(t *testing.T) {
 func TestSharedMaps(t *testing.T) {
 	objects := specs(t)
 	ignore := cmpopts.IgnoreFields(ebpf.MapSpec{}, "Key", "Value", "Tags")
-	if diff := cmp.Diff(objects["from_netdev"].Maps, objects["to_netdev"].Maps, ignore); diff != "" {
-		t.Errorf("maps of the objects (-from_netdev +to_netdev):\n%s", diff)
+	for name, object := range objects {
+		if diff := cmp.Diff(objects["from_netdev"].Maps, object.Maps, ignore); diff != "" {
+			t.Errorf("maps of the objects (-from_netdev +%s):\n%s", name, diff)
+		}
 	}
 	spec, err := Load()
 	if err != nil {
@@ -177,10 +184,10 @@ func TestSharedMaps(t *testing.T) {
 	got["a table of weft_hosts"] = shape{inner.Type, inner.KeySize, inner.ValueSize, inner.MaxEntries, inner.Flags}
 	want := map[string]shape{
 		"ipcache":       {ebpf.LPMTrie, 24, 24, 512000, noPrealloc | readOnlyProg},
-		"weft_counters": {ebpf.PerCPUHash, 8, 16, 65536, noPrealloc},
+		"weft_counters": {ebpf.PerCPUHash, 12, 16, 65536, noPrealloc},
 		"weft_missed":   {ebpf.PerCPUArray, 4, 64, 1, 0},
 		"weft_events":   {ebpf.RingBuf, 0, 0, 1 << 20, 0},
-		"weft_config":   {ebpf.Array, 4, 8, 1, readOnlyProg},
+		"weft_config":   {ebpf.Array, 4, 16, 1, readOnlyProg},
 		"weft_hosts":    {ebpf.ArrayOfMaps, 4, 4, 2, 0},
 		// Memory that is mapped writable cannot be read-only for programs.
 		"a table of weft_hosts": {ebpf.Array, 4, HostsLineBytes, 1, mmapable | innerMap},
@@ -188,12 +195,12 @@ func TestSharedMaps(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("maps (-want +got):\n%s", diff)
 	}
-	for _, p := range Programs {
+	for _, p := range AllPrograms() {
 		if spec.Programs[p.Name] == nil {
 			t.Errorf("program %s is not in the spec", p.Name)
 		}
 	}
-	if len(spec.Programs) != len(Programs) {
-		t.Errorf("the spec has %d programs, want %d", len(spec.Programs), len(Programs))
+	if len(spec.Programs) != len(AllPrograms()) {
+		t.Errorf("the spec has %d programs, want %d", len(spec.Programs), len(AllPrograms()))
 	}
 }

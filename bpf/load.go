@@ -4,6 +4,7 @@ package bpf
 
 import (
 	"maps"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
@@ -27,24 +28,36 @@ type Program struct {
 	Attach ebpf.AttachType
 }
 
-// Programs are all programs. Each returns TC_ACT_UNSPEC for every packet and changes none. They expect devices whose
-// frames begin with an Ethernet header.
+// Programs are those of native devices. Each returns TC_ACT_UNSPEC for every packet and changes no byte of any. They
+// expect devices whose frames begin with an Ethernet header.
 var Programs = [...]Program{
 	{Name: FromNetdevProgWeftFromNetdev, Attach: ebpf.AttachTCXIngress},
 	{Name: ToNetdevProgWeftToNetdev, Attach: ebpf.AttachTCXEgress},
 }
 
-// Load returns the specs of all Programs and of the maps, each of which they share by its name. The spec is the caller's
+// OverlayPrograms are those of the overlay's device, a VXLAN device that takes its tunnels from metadata. They drop what
+// is not to be carried.
+var OverlayPrograms = [...]Program{
+	{Name: FromOverlayProgWeftFromOverlay, Attach: ebpf.AttachTCXIngress},
+	{Name: ToOverlayProgWeftToOverlay, Attach: ebpf.AttachTCXEgress},
+}
+
+// AllPrograms are the two together.
+func AllPrograms() []Program { return slices.Concat(Programs[:], OverlayPrograms[:]) }
+
+// Load returns the specs of AllPrograms and of the maps, each of which they share by its name. The spec is the caller's
 // to change.
 func Load() (*ebpf.CollectionSpec, error) {
 	spec, err := LoadFromNetdev()
 	if err != nil {
 		return nil, err
 	}
-	to, err := LoadToNetdev()
-	if err != nil {
-		return nil, err
+	for _, load := range []func() (*ebpf.CollectionSpec, error){LoadToNetdev, LoadFromOverlay, LoadToOverlay} {
+		more, err := load()
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(spec.Programs, more.Programs)
 	}
-	maps.Copy(spec.Programs, to.Programs)
 	return spec, nil
 }

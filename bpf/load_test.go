@@ -25,7 +25,7 @@ const mostVerified = 100_000
 // lesson: K7
 func TestVerifiedInstructions(t *testing.T) {
 	k := loadKernel(t)
-	for _, p := range Programs {
+	for _, p := range AllPrograms() {
 		info, err := k.Programs[p.Name].Info()
 		if err != nil {
 			t.Fatal(err)
@@ -52,7 +52,7 @@ func TestTagTellsTheCode(t *testing.T) {
 	b := loadKernel(t, func(spec *ebpf.CollectionSpec) { spec.Maps[MapIPCache].MaxEntries = 1000 })
 	b.configure(t, MakeConfig(7, true))
 	tags := map[string]string{}
-	for _, p := range Programs {
+	for _, p := range AllPrograms() {
 		for _, k := range []*kernel{a, b} {
 			info, err := k.Programs[p.Name].Info()
 			if err != nil {

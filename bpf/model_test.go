@@ -43,11 +43,12 @@ func (m model) event(direction Direction, frame []byte, gso bool) Event {
 	if e.Verdict != verdictNone {
 		return e
 	}
-	peer := e.Source()
-	if direction == Egress {
-		peer = e.Destination()
+	src, dst := Verdict(0), Verdict(0)
+	e.SrcIdentity, src = m.lookup(e.Source())
+	e.DstIdentity, dst = m.lookup(e.Destination())
+	if e.Verdict = src; direction == Egress {
+		e.Verdict = dst
 	}
-	e.Identity, e.Verdict = m.lookup(peer)
 	return e
 }
 

@@ -202,7 +202,7 @@ func TestEgressLooksUpTheDestination(t *testing.T) {
 		{Ingress, back, World, 2},
 		{Egress, back, Identified, 131329},
 	} {
-		if e := k.check(t, c.direction, c.frame); e.Verdict != c.verdict || e.Identity != c.identity {
+		if e := k.check(t, c.direction, c.frame); e.Verdict != c.verdict || peerIdentity(e) != c.identity {
 			t.Errorf("%v: %s, want %v %d", c.direction, line(e), c.verdict, c.identity)
 		}
 	}
@@ -223,7 +223,7 @@ func TestWorld(t *testing.T) {
 	} {
 		k.configure(t, MakeConfig(1, dualStack))
 		for name, frame := range frames {
-			if e := k.check(t, Ingress, frame); e.Verdict != World || e.Identity != want[name] {
+			if e := k.check(t, Ingress, frame); e.Verdict != World || peerIdentity(e) != want[name] {
 				t.Errorf("%s, dual stack %t: %s, want world %d", name, dualStack, line(e), want[name])
 			}
 		}

@@ -2,7 +2,8 @@
 
 //go:build ignore
 
-/* Packets that leave to a device of the node: whose destination is it?
+/* Packets that leave to a device of the node: whom are they for, and
+ * whose are they?
  * Attached to tc or tcx egress. */
 
 #include <linux/bpf.h>

@@ -40,7 +40,7 @@ func TestVerifierBudget(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer loaded.Close()
-	for _, p := range bpf.Programs {
+	for _, p := range bpf.AllPrograms() {
 		log := loaded.Programs[p.Name].VerifierLog
 		instructions := logged(t, log, `processed (\d+) insns`)
 		stack := 0

@@ -16,14 +16,25 @@ import (
 	"github.com/weftmesh/weft/identity"
 )
 
-// Counter is how many packets the programs saw of one peer identity with one verdict since the map was made. It survives
+// Counter is how many packets the programs saw between two identities with one verdict since the map was made. It survives
 // the agent.
 type Counter struct {
-	Identity  identity.ID // 0 if the verdict gives none
-	Direction bpf.Direction
-	Verdict   bpf.Verdict
-	Packets   uint64 // a super-packet of GSO or GRO counts once
-	Bytes     uint64 // with the Ethernet header
+	Source, Destination identity.ID // 0 if the verdict gives none
+	Direction           bpf.Direction
+	Verdict             bpf.Verdict
+	Mode                bpf.Mode
+	Packets             uint64 // a super-packet of GSO or GRO counts once
+	Bytes               uint64 // with the Ethernet header
+}
+
+// Peer is the identity of the end that the verdict is about: the other node's.
+func (c Counter) Peer() identity.ID { return peerOf(c.Direction, c.Source, c.Destination) }
+
+func peerOf(d bpf.Direction, source, destination identity.ID) identity.ID {
+	if d == bpf.Egress {
+		return destination
+	}
+	return source
 }
 
 // Counters reads the pinned counters, whether an agent runs or not. It is safe for concurrent use.
@@ -57,7 +68,7 @@ func OpenCounters(bpffs string) (*Counters, error) {
 // Close closes the maps; the pins stay.
 func (c *Counters) Close() error { return errors.Join(c.counters.Close(), c.missed.Close()) }
 
-// List returns all counters, ordered by direction, identity and verdict.
+// List returns all counters, ordered by direction, the peer, the other end, verdict and mode.
 func (c *Counters) List() ([]Counter, error) {
 	var (
 		all     []Counter
@@ -68,7 +79,8 @@ func (c *Counters) List() ([]Counter, error) {
 	for entries.Next(&key, &values) {
 		sum := bpf.Sum(values)
 		all = append(all, Counter{
-			Identity: identity.ID(key.Identity), Direction: key.Direction, Verdict: key.Verdict,
+			Source: identity.ID(key.SrcIdentity), Destination: identity.ID(key.DstIdentity),
+			Direction: key.Direction, Verdict: key.Verdict, Mode: key.Mode,
 			Packets: sum.Packets, Bytes: sum.Bytes,
 		})
 	}
@@ -78,8 +90,11 @@ func (c *Counters) List() ([]Counter, error) {
 	slices.SortFunc(all, func(a, b Counter) int {
 		return cmp.Or(
 			cmp.Compare(a.Direction, b.Direction),
-			cmp.Compare(a.Identity, b.Identity),
+			cmp.Compare(a.Peer(), b.Peer()),
+			cmp.Compare(a.Source, b.Source),
+			cmp.Compare(a.Destination, b.Destination),
 			cmp.Compare(a.Verdict, b.Verdict),
+			cmp.Compare(a.Mode, b.Mode),
 		)
 	})
 	return all, nil

@@ -24,21 +24,22 @@ const (
 	flowQueue = 16
 )
 
-// Flow is one sampled packet and what its lookup said. Fields that the packet does not have are zero.
+// Flow is one sampled packet and what its lookups said. Fields that the packet does not have are zero.
 type Flow struct {
-	Time      time.Time
-	Device    string // "" if the device is gone
-	IfIndex   uint32
-	Direction bpf.Direction // ingress: the source was looked up; egress: the destination
-	SrcIP     netip.Addr
-	DstIP     netip.Addr
-	Proto     uint8 // IANA number
-	SrcPort   uint16
-	DstPort   uint16
-	TCPFlags  uint8
-	Length    uint32      // bytes, with the Ethernet header
-	Identity  identity.ID // of the address that was looked up
-	Verdict   bpf.Verdict
+	Time                time.Time
+	Device              string // "" if the device is gone
+	IfIndex             uint32
+	Direction           bpf.Direction // ingress: the peer is the source; egress: the destination
+	Mode                bpf.Mode
+	SrcIP               netip.Addr
+	DstIP               netip.Addr
+	Proto               uint8 // IANA number
+	SrcPort             uint16
+	DstPort             uint16
+	TCPFlags            uint8
+	Length              uint32      // bytes, with the Ethernet header
+	Source, Destination identity.ID // 0 if the verdict gives none
+	Verdict             bpf.Verdict // about the peer
 }
 
 // flows hands sampled packets on. It is safe for concurrent use.
@@ -145,20 +146,25 @@ func (f *flows) read(reader *ringbuf.Reader) {
 // makeFlow returns what an event says, its time by the clock of the wall.
 func makeFlow(e bpf.Event) Flow {
 	return Flow{
-		Time:      wallTime(e.KtimeNS),
-		IfIndex:   e.IfIndex,
-		Direction: e.Direction,
-		SrcIP:     e.Source(),
-		DstIP:     e.Destination(),
-		Proto:     e.Protocol,
-		SrcPort:   e.SrcPort,
-		DstPort:   e.DstPort,
-		TCPFlags:  e.TCPFlags,
-		Length:    e.Length,
-		Identity:  identity.ID(e.Identity),
-		Verdict:   e.Verdict,
+		Time:        wallTime(e.KtimeNS),
+		IfIndex:     e.IfIndex,
+		Direction:   e.Direction,
+		SrcIP:       e.Source(),
+		DstIP:       e.Destination(),
+		Proto:       e.Protocol,
+		SrcPort:     e.SrcPort,
+		DstPort:     e.DstPort,
+		TCPFlags:    e.TCPFlags,
+		Length:      e.Length,
+		Source:      identity.ID(e.SrcIdentity),
+		Destination: identity.ID(e.DstIdentity),
+		Mode:        e.Mode,
+		Verdict:     e.Verdict,
 	}
 }
+
+// Peer is the identity of the end that the verdict is about.
+func (f Flow) Peer() identity.ID { return peerOf(f.Direction, f.Source, f.Destination) }
 
 // wallTime converts nanoseconds of CLOCK_MONOTONIC.
 func wallTime(monotonic uint64) time.Time {

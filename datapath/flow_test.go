@@ -81,7 +81,7 @@ func TestFlowsAndCounters(t *testing.T) {
 		testutil.Eventually(t, patience, func() error {
 			for _, f := range sofar() {
 				if f.DstPort == want.port && f.SrcIP == netip.MustParseAddr(want.src) && f.DstIP == netip.MustParseAddr(want.dst) &&
-					f.Identity == want.identity && f.Verdict == want.verdict && f.Direction == bpf.Ingress && f.Device == "eth0" &&
+					f.Peer() == want.identity && f.Verdict == want.verdict && f.Direction == bpf.Ingress && f.Device == "eth0" &&
 					f.Proto == bpf.ProtocolUDP && f.Length == uint32(14+20+8+5)+20*uint32(boolInt(f.SrcIP.Is6())) &&
 					f.Time.After(began.Add(-time.Second)) && f.Time.Before(time.Now().Add(time.Second)) {
 					return nil
@@ -111,7 +111,7 @@ func TestFlowsAndCounters(t *testing.T) {
 	found := map[identity.ID]Counter{}
 	for _, n := range list {
 		if n.Direction == bpf.Ingress && n.Verdict != bpf.NotIP {
-			found[n.Identity] = n
+			found[n.Peer()] = n
 		}
 	}
 	if n := found[131329]; n.Packets == 0 || n.Bytes < 47*n.Packets || n.Verdict != bpf.Identified {

@@ -32,7 +32,8 @@ const pinNewSuffix = "-new"
 // migratable says whether the content of a map of ours can go on in one that spec describes, and returns an error that
 // says why not. What two versions of an entry have in common stands at the beginning of its value.
 func migratable(path string, m *ebpf.Map, spec *ebpf.MapSpec) error {
-	if m.Type() == spec.Type && m.KeySize() == spec.KeySize {
+	sameKeys := m.KeySize() == spec.KeySize || spec.Name == bpf.MapCounters // those begin anew
+	if m.Type() == spec.Type && sameKeys {
 		return nil
 	}
 	return fmt.Errorf("%w: %s is another map than this version of weft makes (type %s with keys of %d bytes, want %s and %d): "+

@@ -106,9 +106,9 @@ func (h *testHost) seen(t testing.TB) map[identity.ID]uint64 {
 	sums := map[identity.ID]uint64{}
 	for _, c := range list {
 		switch {
-		case c.Direction != bpf.Ingress || c.Verdict == bpf.NotIP || c.Identity == identity.WorldIPv6:
+		case c.Direction != bpf.Ingress || c.Verdict == bpf.NotIP || c.Peer() == identity.WorldIPv6:
 		case c.Verdict == bpf.Identified:
-			sums[c.Identity] += c.Packets
+			sums[c.Peer()] += c.Packets
 		default:
 			sums[0] += c.Packets
 		}

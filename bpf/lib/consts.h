@@ -7,10 +7,10 @@
 #define IPCACHE_STATIC_BITS 32
 
 /* A bound that keeps the array of the map small beside the identities that a
- * node really talks to; 64 Ki keys of 16 bytes a CPU, allocated as they come. */
+ * node really talks to; 64 Ki keys of 12 bytes, 16 more a CPU, allocated as they come. */
 #define COUNTERS_MAX_ENTRIES 65536
 
-/* One MiB holds 14,563 events of 64 bytes with their header of 8. */
+/* One MiB holds 13,107 events of 72 bytes with their header of 8. */
 #define EVENTS_BYTES (1 << 20)
 
 /* Of the tables of the fast path. A program leaves one with another number in
@@ -40,7 +40,9 @@ enum family {
 
 enum identity {
 	IDENTITY_NONE = 0,
+	IDENTITY_HOST = 1,
 	IDENTITY_WORLD = 2,
+	IDENTITY_REMOTE_NODE = 6,
 	IDENTITY_WORLD_IPV4 = 9,
 	IDENTITY_WORLD_IPV6 = 10,
 };
@@ -57,4 +59,31 @@ enum verdict {
 	VERDICT_WORLD = 2,      /* it has none */
 	VERDICT_NOT_IP = 3,     /* no IPv4 or IPv6 behind at most two VLAN tags */
 	VERDICT_MALFORMED = 4,  /* a header is cut short or contradicts itself */
+	/* Of the overlay alone. */
+	VERDICT_NO_ENDPOINT = 5,    /* the destination is behind no node */
+	VERDICT_WRONG_NODE = 6,     /* the outer source is not the inner one's node */
+	VERDICT_WRONG_IDENTITY = 7, /* the VNI is not the inner source's identity */
 };
+
+enum mode {
+	MODE_NATIVE = 0,  /* as it is on the wire */
+	MODE_OVERLAY = 1, /* inside the overlay */
+};
+
+/* How the mark tells the identity of the source. */
+enum mark {
+	MARK_NONE = 0,    /* not at all: it is left alone */
+	MARK_SHIFTED = 1, /* by mask and shift of the configuration */
+	MARK_CILIUM = 2,  /* as Cilium's programs do */
+};
+
+/* The mark of Cilium's programs: the lower 16 bits of the identity, the number
+ * that says that there is one, and the cluster. 0xf000 belongs to others. */
+#define CILIUM_MARK_MASK 0xffff0fff
+#define CILIUM_MARK_IDENTITY 0x0f00
+
+/* Cilium's programs take this bit of a mark for another thing. In an identity it
+ * is set where the cluster's number has bit 7. */
+#define CILIUM_MARK_TAKEN 0x80
+
+#define OVERLAY_TTL 64

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 
-/* What a hook does with a packet: find the identity of its peer, count it,
- * and now and then tell user space about it. */
+/* What a hook does with a packet: find the identities of both ends,
+ * count it, and now and then tell user space about it. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -22,16 +22,29 @@ static __always_inline __u32 world_of(const struct config *config, __u8 family)
 	return family == FAMILY_IPV4 ? IDENTITY_WORLD_IPV4 : IDENTITY_WORLD_IPV6;
 }
 
-/* Looks up the peer, of which the address is filled in, and sets its identity. */
-static __always_inline enum verdict
-identify_peer(const struct config *config, __u8 family,
-	      struct ipcache_key *peer, __u32 *identity)
+/* What a hook has found out about a packet. */
+struct finding {
+	__u32 src_identity, dst_identity;
+	enum verdict verdict;
+	enum mode mode;
+};
+
+/* Looks both ends up; the verdict is that of the peer. */
+static __always_inline void
+identify_ends(const struct config *config, const enum direction direction,
+	      __u8 family, const struct addresses *addresses,
+	      struct finding *found)
 {
-	*identity = find_identity(family, &peer->ip6);
-	if (*identity)
-		return VERDICT_IDENTIFIED;
-	*identity = world_of(config, family);
-	return VERDICT_WORLD;
+	__u32 world = world_of(config, family);
+	__u32 src, dst;
+
+	src = weft_find_identity(family, addresses->src[0], addresses->src[1]);
+	dst = weft_find_identity(family, addresses->dst[0], addresses->dst[1]);
+	found->verdict = (direction == DIRECTION_INGRESS ? src : dst) ?
+				 VERDICT_IDENTIFIED :
+				 VERDICT_WORLD;
+	found->src_identity = src ? src : world;
+	found->dst_identity = dst ? dst : world;
 }
 
 /* The per-CPU values are not shared: tc programs run with softirqs off. */
@@ -49,17 +62,19 @@ static __always_inline struct missed *missed(void)
 }
 
 static __always_inline void
-count(__u32 identity, const enum direction direction, enum verdict verdict,
-      __u64 bytes)
+count(const struct finding *found, const enum direction direction, __u64 bytes)
 {
-	struct counter_key key __attribute__((aligned(8)));
+	struct {
+		__u64 identities;
+		__u32 rest;
+	} key;
 	struct counter_value first = { .packets = 1, .bytes = bytes };
 	struct counter_value *value;
 	struct missed *lost;
 
-	/* identity, direction and verdict; pad is 0 */
-	write_head(&key, identity | (__u64)direction << 32 |
-			 (__u64)verdict << 40);
+	/* a struct counter_key of which pad is 0 */
+	write_head(&key, found->src_identity | (__u64)found->dst_identity << 32);
+	key.rest = direction | found->verdict << 8 | found->mode << 16;
 	value = bpf_map_lookup_elem(&weft_counters, &key);
 	if (value) {
 		add(value, bytes);
@@ -82,7 +97,8 @@ static __always_inline bool sampled(__u32 n)
 
 static __always_inline void
 emit(struct __sk_buff *skb, const enum direction direction,
-     const struct packet *packet, __u32 identity, enum verdict verdict)
+     const struct packet *packet, const struct addresses *addresses,
+     const struct finding *found)
 {
 	struct event *event;
 	struct missed *lost;
@@ -98,36 +114,69 @@ emit(struct __sk_buff *skb, const enum direction direction,
 	event->ktime_ns = bpf_ktime_get_ns();
 	event->ifindex = skb->ifindex;
 	event->length = skb->len;
-	event->identity = identity;
+	event->src_identity = found->src_identity;
+	event->dst_identity = found->dst_identity;
 	event->eth_type = packet->eth_type;
 	event->family = packet->family;
 	event->protocol = packet->protocol;
 	event->direction = direction;
-	event->verdict = verdict;
-	describe_network(skb, packet->network, event);
+	event->verdict = found->verdict;
+	event->mode = found->mode;
+	event->saddr.d1 = addresses->src[0];
+	event->saddr.d2 = addresses->src[1];
+	event->daddr.d1 = addresses->dst[0];
+	event->daddr.d2 = addresses->dst[1];
 	describe_transport(skb, packet->transport, packet->end, event);
 	bpf_ringbuf_submit(event, 0);
 }
 
-/* Leaves the packet as it is, and its fate to the next program. */
+/* Tells the kernel and other programs whose the packet is, as far as they asked
+ * for it. Bits outside the mask are never written. */
+static __always_inline void
+set_mark(struct __sk_buff *skb, const struct config *config, __u32 identity)
+{
+	__u32 mask, mark;
+
+	switch (config->mark) {
+	case MARK_SHIFTED:
+		mask = config->mark_mask;
+		mark = identity << (config->mark_shift & 31);
+		break;
+	case MARK_CILIUM:
+		if (identity >> 16 & CILIUM_MARK_TAKEN)
+			return;
+		mask = CILIUM_MARK_MASK;
+		mark = identity << 16 | CILIUM_MARK_IDENTITY |
+		       (identity >> 16 & 0xff);
+		break;
+	default:
+		return;
+	}
+	skb->mark = (skb->mark & ~mask) | (mark & mask);
+}
+
+/* Leaves the packet's bytes as they are, and its fate to the next program. */
 static __always_inline int
 identify(struct __sk_buff *skb, const enum direction direction)
 {
-	struct ipcache_key peer __attribute__((aligned(8))) = {};
+	struct addresses addresses = {};
+	struct finding found = {};
 	struct packet packet = {};
 	const struct config *config;
-	enum verdict verdict;
-	__u32 identity = IDENTITY_NONE;
 	__u32 zero = 0;
 
 	config = bpf_map_lookup_elem(&weft_config, &zero);
 	if (!config)
 		return TC_ACT_UNSPEC;
-	verdict = parse_network(skb, direction, &packet, &peer.ip6);
-	if (verdict == VERDICT_NONE)
-		verdict = identify_peer(config, packet.family, &peer, &identity);
-	count(identity, direction, verdict, skb->len);
+	found.verdict = parse_network(skb, &packet, &addresses);
+	if (found.verdict == VERDICT_NONE) {
+		identify_ends(config, direction, packet.family, &addresses,
+			      &found);
+		if (direction == DIRECTION_INGRESS)
+			set_mark(skb, config, found.src_identity);
+	}
+	count(&found, direction, skb->len);
 	if (sampled(config->flow_sample))
-		emit(skb, direction, &packet, identity, verdict);
+		emit(skb, direction, &packet, &addresses, &found);
 	return TC_ACT_UNSPEC;
 }

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <stdbool.h>
-#include <stddef.h>
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -29,7 +28,18 @@
 #define IPV6_FRAGMENT_OFFSET 0xfff8
 #define TCP_FLAGS_OFFSET 13
 
-/* What the programs know of a frame besides the address of the peer. Offsets
+/* Both ends of a packet, in network order; IPv4 in the first four bytes. */
+struct addresses {
+	__u64 src[2], dst[2];
+};
+
+/* Where an IP header is copied to that is not in place. */
+union header {
+	struct iphdr ip4;
+	struct ipv6hdr ip6;
+};
+
+/* What the programs know of a frame besides its addresses. Offsets
  * count from the start of the frame. */
 struct packet {
 	__u32 network;   /* where the IP header is */
@@ -71,12 +81,11 @@ header_at(struct __sk_buff *skb, __u32 off, const __u32 usual, void *buf,
 }
 
 static __always_inline enum verdict
-parse_ipv4(struct __sk_buff *skb, const enum direction direction,
-	   struct packet *packet, union v6addr *peer)
+parse_ipv4(struct __sk_buff *skb, struct packet *packet,
+	   struct addresses *addresses, union header *buf)
 {
 	const __u32 off = packet->network;
-	struct iphdr buf;
-	const struct iphdr *ip = header_at(skb, off, ETH_HLEN, &buf, sizeof(buf));
+	const struct iphdr *ip = header_at(skb, off, ETH_HLEN, buf, sizeof(*ip));
 	__u32 room = skb->len - off;
 	__u32 header, total;
 
@@ -93,7 +102,8 @@ parse_ipv4(struct __sk_buff *skb, const enum direction direction,
 
 	packet->family = FAMILY_IPV4;
 	packet->protocol = ip->protocol;
-	peer->p1 = direction == DIRECTION_INGRESS ? ip->saddr : ip->daddr;
+	addresses->src[0] = ip->saddr;
+	addresses->dst[0] = ip->daddr;
 	if (!(ip->frag_off & bpf_htons(IPV4_FRAGMENT_OFFSET))) {
 		packet->transport = off + header;
 		packet->end = off + total;
@@ -159,13 +169,12 @@ parse_extensions(struct __sk_buff *skb, __u32 off, __u32 end, __u8 nexthdr,
 }
 
 static __always_inline enum verdict
-parse_ipv6(struct __sk_buff *skb, const enum direction direction,
-	   struct packet *packet, union v6addr *peer)
+parse_ipv6(struct __sk_buff *skb, struct packet *packet,
+	   struct addresses *addresses, union header *buf)
 {
 	const __u32 off = packet->network;
-	struct ipv6hdr buf __attribute__((aligned(8)));
-	const struct ipv6hdr *ip = header_at(skb, off, ETH_HLEN, &buf, sizeof(buf));
-	__u32 first = off + sizeof(buf);
+	const struct ipv6hdr *ip = header_at(skb, off, ETH_HLEN, buf, sizeof(*ip));
+	__u32 first = off + sizeof(*ip);
 	__u32 room = skb->len - first;
 	__u32 payload;
 	const __u64 *addr;
@@ -181,10 +190,11 @@ parse_ipv6(struct __sk_buff *skb, const enum direction direction,
 		return VERDICT_MALFORMED;
 
 	packet->family = FAMILY_IPV6;
-	addr = (const __u64 *)(direction == DIRECTION_INGRESS ? &ip->saddr :
-								&ip->daddr);
-	peer->d1 = addr[0];
-	peer->d2 = addr[1];
+	addr = (const __u64 *)&ip->saddr;
+	addresses->src[0] = addr[0];
+	addresses->src[1] = addr[1];
+	addresses->dst[0] = addr[2];
+	addresses->dst[1] = addr[3];
 	return parse_extensions(skb, first, first + payload, ip->nexthdr, packet);
 }
 
@@ -194,12 +204,13 @@ static __always_inline bool is_vlan(__be16 eth_type)
 	       eth_type == bpf_htons(ETH_P_8021AD);
 }
 
-/* Fills in the packet, and the address of the peer. VERDICT_NONE: it is there
- * to look up. */
+/* Fills in the packet and its addresses. VERDICT_NONE: they are there to look
+ * up. */
 static __always_inline enum verdict
-parse_network(struct __sk_buff *skb, const enum direction direction,
-	      struct packet *packet, union v6addr *peer)
+parse_network(struct __sk_buff *skb, struct packet *packet,
+	      struct addresses *addresses)
 {
+	union header header __attribute__((aligned(8)));
 	__u32 off = ETH_TYPE_OFFSET;
 	const __be16 *type;
 	__be16 buf;
@@ -218,9 +229,9 @@ parse_network(struct __sk_buff *skb, const enum direction direction,
 	packet->network = off;
 	switch (packet->eth_type) {
 	case ETH_P_IP:
-		return parse_ipv4(skb, direction, packet, peer);
+		return parse_ipv4(skb, packet, addresses, &header);
 	case ETH_P_IPV6:
-		return parse_ipv6(skb, direction, packet, peer);
+		return parse_ipv6(skb, packet, addresses, &header);
 	default:
 		return VERDICT_NOT_IP;
 	}
@@ -263,23 +274,4 @@ describe_transport(struct __sk_buff *skb, __u32 off, __u32 end,
 	if (event->protocol == IPPROTO_TCP)
 		load(skb, off + TCP_FLAGS_OFFSET, end, &event->tcp_flags,
 		     sizeof(event->tcp_flags));
-}
-
-/* Fills in the addresses, which are in the IP header at off. */
-static __always_inline void
-describe_network(struct __sk_buff *skb, __u32 off, struct event *event)
-{
-	switch (event->family) {
-	case FAMILY_IPV4:
-		bpf_skb_load_bytes(skb, off + offsetof(struct iphdr, saddr),
-				   &event->saddr, sizeof(event->saddr.p1));
-		bpf_skb_load_bytes(skb, off + offsetof(struct iphdr, daddr),
-				   &event->daddr, sizeof(event->daddr.p1));
-		break;
-	case FAMILY_IPV6:
-		bpf_skb_load_bytes(skb, off + offsetof(struct ipv6hdr, saddr),
-				   &event->saddr, sizeof(event->saddr));
-		bpf_skb_load_bytes(skb, off + offsetof(struct ipv6hdr, daddr),
-				   &event->daddr, sizeof(event->daddr));
-	}
 }

@@ -80,10 +80,12 @@ struct hosts_head {
 };
 
 struct counter_key {
-	__u32 identity; /* of the peer; 0 if the verdict gives none */
+	__u32 src_identity; /* 0 if the packet has no addresses, as is the next */
+	__u32 dst_identity;
 	__u8 direction; /* enum direction */
 	__u8 verdict;   /* enum verdict */
-	__u16 pad;
+	__u8 mode;      /* enum mode */
+	__u8 pad;
 };
 
 /* A packet is one skb: a GSO or GRO super-packet counts once, with the bytes
@@ -103,7 +105,12 @@ struct missed {
 
 struct config {
 	__u32 flow_sample; /* one event in so many packets; 0: none */
+	__u32 mark_mask;   /* of MARK_SHIFTED: no other bits are ever written */
+	__u8 mark;         /* enum mark */
+	__u8 mark_shift;   /* of MARK_SHIFTED: from the identity's bit 0 up */
 	__u8 dual_stack;   /* 1: addresses without entry are world by family */
+	__u8 underlay6;    /* 1: the overlay's outer headers are IPv6 */
+	__u8 overlay_lax;  /* 1: what the overlay's checks refuse is counted alone */
 	__u8 pad[3];
 };
 
@@ -113,7 +120,8 @@ struct event {
 	__u64 ktime_ns; /* CLOCK_MONOTONIC */
 	__u32 ifindex;
 	__u32 length;   /* as in struct counter_value */
-	__u32 identity; /* of the peer, as in struct counter_key */
+	__u32 src_identity; /* as in struct counter_key */
+	__u32 dst_identity;
 	__u16 eth_type; /* behind the VLAN tags */
 	__u16 src_port; /* TCP, UDP, SCTP; the type of ICMP and ICMPv6 */
 	__u16 dst_port; /* TCP, UDP, SCTP; the code of ICMP and ICMPv6 */
@@ -122,7 +130,8 @@ struct event {
 	__u8 tcp_flags; /* FIN is bit 0, CWR bit 7 */
 	__u8 direction; /* enum direction */
 	__u8 verdict;   /* enum verdict */
-	__u8 pad;
+	__u8 mode;      /* enum mode */
+	__u32 pad;
 	union v6addr saddr; /* IPv4 in the first 4 bytes */
 	union v6addr daddr;
 };

@@ -95,7 +95,7 @@ func (l *lab) countIdentified(node string) (map[peerCount]uint64, error) {
 	counts := make(map[peerCount]uint64)
 	for _, c := range all {
 		if c.Verdict == bpf.Identified {
-			counts[peerCount{c.Identity, c.Direction}] += c.Packets
+			counts[peerCount{c.Peer(), c.Direction}] += c.Packets
 		}
 	}
 	return counts, nil

@@ -138,28 +138,35 @@ func bpfIPCacheGet(env environment, c *clientOptions) *cobra.Command {
 
 // counter is a counter as JSON.
 type counter struct {
-	Identity  uint32 `json:"identity"`
-	Direction string `json:"direction"`
-	Verdict   string `json:"verdict"`
+	Source      uint32 `json:"sourceIdentity"`
+	Destination uint32 `json:"destinationIdentity"`
+	Direction   string `json:"direction"`
+	Verdict     string `json:"verdict"`
+	Mode        string `json:"mode"`
 	Packets   uint64 `json:"packets"`
 	Bytes     uint64 `json:"bytes"`
 }
 
+// identity is that of one end; what has no addresses has none.
+func (n *counter) identity(id uint32) string {
+	if n.Verdict == bpf.NotIP.String() || n.Verdict == bpf.Malformed.String() {
+		return "-"
+	}
+	return identityText(id)
+}
+
 func bpfCountersList(env environment, c *clientOptions) *cobra.Command {
-	const short = "List packets and bytes by direction, identity of the peer, and verdict"
+	const short = "List packets and bytes by direction, identities of both ends, verdict, and mode"
 	cmd := listCommand(env, "list", short, listing[counter]{
 		kind:  kindCounterList,
-		key:   func(n *counter) string { return fmt.Sprintf("%s %d %s", n.Direction, n.Identity, n.Verdict) },
+		key:   func(n *counter) string { return fmt.Sprintf("%s %d %d %s %s", n.Direction, n.Source, n.Destination, n.Verdict, n.Mode) },
 		fetch: func(context.Context, []string) ([]counter, error) { return listCounters(c.bpffs) },
 		columns: []column[counter]{
 			{title: "DIRECTION", cell: func(n *counter) string { return n.Direction }},
-			{title: "IDENTITY", cell: func(n *counter) string {
-				if n.Verdict == bpf.NotIP.String() || n.Verdict == bpf.Malformed.String() {
-					return "-"
-				}
-				return identityText(n.Identity)
-			}},
+			{title: "SOURCE", cell: func(n *counter) string { return n.identity(n.Source) }},
+			{title: "DESTINATION", cell: func(n *counter) string { return n.identity(n.Destination) }},
 			{title: "VERDICT", cell: func(n *counter) string { return n.Verdict }},
+			{title: "MODE", cell: func(n *counter) string { return n.Mode }},
 			{title: "PACKETS", cell: func(n *counter) string { return strconv.FormatUint(n.Packets, 10) }},
 			{title: "BYTES", cell: func(n *counter) string { return strconv.FormatUint(n.Bytes, 10) }},
 		},
@@ -180,7 +187,9 @@ func listCounters(bpffs string) ([]counter, error) {
 	}
 	items := []counter{}
 	for _, n := range list {
-		items = append(items, counter{uint32(n.Identity), n.Direction.String(), n.Verdict.String(), n.Packets, n.Bytes})
+		items = append(items, counter{
+			uint32(n.Source), uint32(n.Destination), n.Direction.String(), n.Verdict.String(), n.Mode.String(), n.Packets, n.Bytes,
+		})
 	}
 	return items, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weftmesh/weft/api"
+	"github.com/weftmesh/weft/bpf"
 )
 
 func flowsCommand(env environment, c *clientOptions) *cobra.Command {
@@ -55,8 +56,16 @@ func flowText(f *api.Flow) string {
 	if d := strings.TrimSpace(f.TCPFlags + " " + f.ICMP); d != "" {
 		detail = " " + d
 	}
-	return printable(fmt.Sprintf("%s %s %-7s %s %s %s -> %s%s %d bytes", f.Time.Local().Format("15:04:05.000"), f.Device, f.Direction,
-		f.Verdict, f.Protocol, peerText(f.Source), peerText(f.Destination), detail, f.Length))
+	return printable(fmt.Sprintf("%s %s %-7s %s%s %s %s -> %s%s %d bytes", f.Time.Local().Format("15:04:05.000"), f.Device, f.Direction,
+		f.Verdict, modeText(f.Mode), f.Protocol, peerText(f.Source), peerText(f.Destination), detail, f.Length))
+}
+
+// modeText names the mode where it is not the usual one.
+func modeText(mode string) string {
+	if mode == "" || mode == bpf.Native.String() {
+		return ""
+	}
+	return " " + mode
 }
 
 func peerText(p api.Peer) string {

@@ -166,8 +166,8 @@ func lab(healthy bool) api.Agent {
 
 func labCounters() ([]counter, error) {
 	return []counter{
-		{Identity: 6, Direction: "egress", Verdict: "identified", Packets: 3, Bytes: 300},
-		{Identity: 131329, Direction: "egress", Verdict: "identified", Packets: 4, Bytes: 400},
+		{Source: 1, Destination: 6, Direction: "egress", Verdict: "identified", Mode: "native", Packets: 3, Bytes: 300},
+		{Source: 65793, Destination: 131329, Direction: "egress", Verdict: "identified", Mode: "overlay", Packets: 4, Bytes: 400},
 	}, nil
 }
 

@@ -166,13 +166,12 @@ func (a *agent) findIdentity(number uint32) (api.Identity, bool) {
 	return a.makeIdentity(id, labels, a.clusterNames()), true
 }
 
-// flow gives both sides of a packet an identity: the side that the kernel looked up the one that it found, the other the
-// one that the table has now.
+// flow is a packet with the identities that the kernel found for its ends.
 func (a *agent) flow(f *datapath.Flow) api.Flow {
 	shown := api.Flow{
 		Time: f.Time, Device: f.Device, Direction: f.Direction.String(), Verdict: f.Verdict.String(),
 		Source: api.Peer{IP: f.SrcIP, Port: f.SrcPort}, Destination: api.Peer{IP: f.DstIP, Port: f.DstPort},
-		Protocol: protocolName(f.Proto), Length: f.Length,
+		Mode: f.Mode.String(), Protocol: protocolName(f.Proto), Length: f.Length,
 	}
 	if shown.Device == "" {
 		shown.Device = strconv.FormatUint(uint64(f.IfIndex), 10)
@@ -184,24 +183,9 @@ func (a *agent) flow(f *datapath.Flow) api.Flow {
 		shown.ICMP = fmt.Sprintf("%d/%d", f.SrcPort, f.DstPort)
 		shown.Source.Port, shown.Destination.Port = 0, 0
 	}
-	lookedUp, other := &shown.Source, &shown.Destination
-	if f.Direction == bpf.Egress {
-		lookedUp, other = other, lookedUp
-	}
-	a.identify(lookedUp, f.Identity)
-	a.identify(other, a.identityOf(other.IP))
+	a.identify(&shown.Source, f.Source)
+	a.identify(&shown.Destination, f.Destination)
 	return shown
-}
-
-// identityOf is what the kernel would find for an address.
-func (a *agent) identityOf(addr netip.Addr) identity.ID {
-	if !addr.IsValid() {
-		return identity.Invalid
-	}
-	if claim, ok := a.ips.Lookup(addr); ok {
-		return claim.Entry.Identity
-	}
-	return identity.WorldOf(addr, a.dualStack())
 }
 
 // identify notes whose a side is. The cluster of a reserved identity is the one that claims the address.

@@ -51,39 +51,39 @@ func TestFlowPeers(t *testing.T) {
 		flow datapath.Flow
 		want api.Flow
 	}{
-		"ingress: the kernel looked the source up": {
+		"ingress": {
 			datapath.Flow{
-				IfIndex: 7, Direction: bpf.Ingress, Verdict: bpf.Identified, Identity: 131329, Proto: bpf.ProtocolTCP, TCPFlags: 0x12,
+				IfIndex: 7, Direction: bpf.Ingress, Verdict: bpf.Identified, Mode: bpf.Overlay, Source: 131329, Destination: 65793, Proto: bpf.ProtocolTCP, TCPFlags: 0x12,
 				SrcIP: addr("10.2.1.10"), DstIP: addr("10.1.1.10"), SrcPort: 1234, DstPort: 80,
 			},
 			api.Flow{
-				Device: "7", Direction: "ingress", Verdict: "identified", Protocol: "TCP", TCPFlags: "SYN,ACK",
+				Device: "7", Direction: "ingress", Verdict: "identified", Mode: "overlay", Protocol: "TCP", TCPFlags: "SYN,ACK",
 				Source:      api.Peer{IP: addr("10.2.1.10"), Port: 1234, Identity: 131329, Cluster: 2, Labels: []string{}},
 				Destination: api.Peer{IP: addr("10.1.1.10"), Port: 80, Identity: 65793, Cluster: 1, ClusterName: "east", Labels: []string{"k8s:app=web"}},
 			},
 		},
-		"egress: the kernel looked the destination up": {
+		"egress": {
 			datapath.Flow{
-				Device: "eth0", Direction: bpf.Egress, Verdict: bpf.Identified, Identity: identity.RemoteNode, Proto: bpf.ProtocolICMP,
+				Device: "eth0", Direction: bpf.Egress, Verdict: bpf.Identified, Source: identity.Host, Destination: identity.RemoteNode, Proto: bpf.ProtocolICMP,
 				SrcIP: addr("172.18.1.1"), DstIP: addr("172.18.2.1"), SrcPort: 8,
 			},
 			api.Flow{
-				Device: "eth0", Direction: "egress", Verdict: "identified", Protocol: "ICMP", ICMP: "8/0",
+				Device: "eth0", Direction: "egress", Verdict: "identified", Mode: "native", Protocol: "ICMP", ICMP: "8/0",
 				Source:      api.Peer{IP: addr("172.18.1.1"), Identity: 1, Name: "host", Cluster: 1, ClusterName: "east", Labels: []string{"reserved:host"}},
 				Destination: api.Peer{IP: addr("172.18.2.1"), Identity: 6, Name: "remote-node", Cluster: 2, Labels: []string{"reserved:remote-node"}},
 			},
 		},
 		"the side that nobody knows is the world of its family": {
-			datapath.Flow{Device: "eth0", Direction: bpf.Ingress, Verdict: bpf.World, Identity: 10, Proto: 47, SrcIP: addr("2001:db8::1"), DstIP: addr("2001:db8::2")},
+			datapath.Flow{Device: "eth0", Direction: bpf.Ingress, Verdict: bpf.World, Source: 10, Destination: 10, Proto: 47, SrcIP: addr("2001:db8::1"), DstIP: addr("2001:db8::2")},
 			api.Flow{
-				Device: "eth0", Direction: "ingress", Verdict: "world", Protocol: "47",
+				Device: "eth0", Direction: "ingress", Verdict: "world", Mode: "native", Protocol: "47",
 				Source:      api.Peer{IP: addr("2001:db8::1"), Identity: 10, Name: "world-ipv6", Labels: []string{"reserved:world-ipv6"}},
 				Destination: api.Peer{IP: addr("2001:db8::2"), Identity: 10, Name: "world-ipv6", Labels: []string{"reserved:world-ipv6"}},
 			},
 		},
 		"not IP": {
 			datapath.Flow{Device: "eth0", Direction: bpf.Ingress, Verdict: bpf.NotIP},
-			api.Flow{Device: "eth0", Direction: "ingress", Verdict: "not-ip", Protocol: "0"},
+			api.Flow{Device: "eth0", Direction: "ingress", Verdict: "not-ip", Mode: "native", Protocol: "0"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
