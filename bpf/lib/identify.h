@@ -163,12 +163,13 @@ identify(struct __sk_buff *skb, const enum direction direction)
 	struct finding found = {};
 	struct packet packet = {};
 	const struct config *config;
-	__u32 zero = 0;
+	union scratch scratch;
 
-	config = bpf_map_lookup_elem(&weft_config, &zero);
+	scratch.words[0] = 0; /* the key */
+	config = bpf_map_lookup_elem(&weft_config, &scratch);
 	if (!config)
 		return TC_ACT_UNSPEC;
-	found.verdict = parse_network(skb, &packet, &addresses);
+	found.verdict = parse_network(skb, &packet, &addresses, &scratch);
 	if (found.verdict == VERDICT_NONE) {
 		identify_ends(config, direction, packet.family, &addresses,
 			      &found);

@@ -18,34 +18,26 @@
 #include "parse.h"
 #include "structs.h"
 
-/* struct bpf_tunnel_key in whole words, for the sake of verifiers that refuse to
- * have part of a stack word written over. It ends before the local address,
- * which 5.10 does not know yet. */
-struct tunnel {
-	__u64 id_remote;       /* tunnel_id, and remote_ipv4 in host order or
-				* the first 4 bytes of remote_ipv6 */
-	__u64 remote;          /* the next 8 of them */
-	__u64 remote_tos_ttl;  /* the last 4; tos; ttl; ext */
-	__u64 label;           /* and 4 bytes that the kernel is not shown */
-};
-
+/* struct bpf_tunnel_key is written and read in whole words, for the sake of
+ * verifiers that refuse to have part of a stack word written over: the first is
+ * tunnel_id, and remote_ipv4 in host order or the first 4 bytes of remote_ipv6;
+ * the second the next 8 of them; the third the last 4, tos and ttl. What stands
+ * behind tunnel_label, 5.10 does not know yet. */
 #define TUNNEL_BYTES 28
+_Static_assert(offsetof(struct bpf_tunnel_key, remote_ipv4) == 4, "remote");
 _Static_assert(offsetof(struct bpf_tunnel_key, tunnel_ttl) == 21, "ttl");
 _Static_assert(offsetof(struct bpf_tunnel_key, tunnel_label) == 24, "label");
 
 /* The entry of the longest prefix: the fast path has identities alone. */
 static __always_inline const struct ipcache_value *
-find_entry(__u8 family, const __u64 *addr)
+find_entry(__u8 family, const __u64 *addr, union scratch *key)
 {
-	struct {
-		__u64 head, d1, d2;
-	} key;
 	__u32 bits = family == FAMILY_IPV4 ? 32 : 128;
 
-	write_head(&key, IPCACHE_STATIC_BITS + bits | (__u64)family << 56);
-	key.d1 = addr[0];
-	key.d2 = addr[1];
-	return bpf_map_lookup_elem(&ipcache, &key);
+	key->words[0] = IPCACHE_STATIC_BITS + bits | (__u64)family << 56;
+	key->words[1] = addr[0];
+	key->words[2] = addr[1];
+	return bpf_map_lookup_elem(&ipcache, key);
 }
 
 /* What the VNI says of an identity: those that mean something to one node alone
@@ -70,66 +62,60 @@ has_endpoint(const struct config *config, const struct ipcache_value *entry)
 
 /* Addresses the packet to a node. */
 static __always_inline bool
-set_tunnel(struct __sk_buff *skb, const struct config *config,
-	   const union v6addr *endpoint, __u32 identity)
+set_tunnel(struct __sk_buff *skb, const union v6addr *endpoint, bool v6,
+	   __u32 identity, union scratch *tunnel)
 {
-	struct tunnel tunnel;
-	__u64 flags = BPF_F_ZERO_CSUM_TX;
+	__u64 *words = tunnel->words;
 
-	tunnel.label = 0;
-	if (config->underlay6) {
-		flags = BPF_F_TUNINFO_IPV6;
-		tunnel.id_remote = identity | (__u64)endpoint->p1 << 32;
-		tunnel.remote = endpoint->p2 | (__u64)endpoint->p3 << 32;
-		tunnel.remote_tos_ttl = endpoint->p4 |
-					(__u64)OVERLAY_TTL << 40;
+	words[2] = (__u64)OVERLAY_TTL << 40;
+	words[3] = 0;
+	if (v6) {
+		words[0] = identity | (__u64)endpoint->p1 << 32;
+		words[1] = endpoint->p2 | (__u64)endpoint->p3 << 32;
+		words[2] |= endpoint->p4;
 	} else {
-		tunnel.id_remote = identity |
-				   (__u64)bpf_ntohl(endpoint->p1) << 32;
-		tunnel.remote = 0;
-		tunnel.remote_tos_ttl = (__u64)OVERLAY_TTL << 40;
+		words[0] = identity | (__u64)bpf_ntohl(endpoint->p1) << 32;
+		words[1] = 0;
 	}
-	return !bpf_skb_set_tunnel_key(skb, (struct bpf_tunnel_key *)&tunnel,
-				       TUNNEL_BYTES, flags);
+	return !bpf_skb_set_tunnel_key(skb, (struct bpf_tunnel_key *)tunnel,
+				       TUNNEL_BYTES,
+				       v6 ? BPF_F_TUNINFO_IPV6 :
+					    BPF_F_ZERO_CSUM_TX);
 }
 
-static __always_inline void
-encapsulate(struct __sk_buff *skb, const struct config *config, __u8 family,
-	    const struct addresses *addresses, struct finding *found)
+/* Sends the packet to the node behind which its destination is. */
+static __always_inline enum verdict
+address_tunnel(struct __sk_buff *skb, const struct config *config, __u8 family,
+	       const __u64 *dst, __u32 src_identity, union scratch *scratch)
 {
 	const struct ipcache_value *entry;
 
-	identify_ends(config, DIRECTION_EGRESS, family, addresses, found);
-	found->verdict = VERDICT_NO_ENDPOINT;
-	entry = find_entry(family, addresses->dst);
-	if (!entry || !has_endpoint(config, entry))
-		return;
-	if (set_tunnel(skb, config, &entry->tunnel_endpoint.ip6,
-		       wire_identity(found->src_identity)))
-		found->verdict = VERDICT_IDENTIFIED;
+	entry = find_entry(family, dst, scratch);
+	if (!entry || !has_endpoint(config, entry) ||
+	    !set_tunnel(skb, &entry->tunnel_endpoint.ip6, config->underlay6,
+			wire_identity(src_identity), scratch))
+		return VERDICT_NO_ENDPOINT;
+	return VERDICT_IDENTIFIED;
 }
 
 /* Whether the packet came from the node behind which its source is; an address
  * that is behind no node is a node's own. */
 static __always_inline bool
-came_from(const struct config *config, const struct tunnel *tunnel, __u8 family,
+came_from(const struct config *config, const __u64 *tunnel, __u8 family,
 	  const __u64 *src, const struct ipcache_value *entry)
 {
-	__u64 first = tunnel->id_remote >> 32;
-	__u64 d1, d2;
+	bool behind = has_endpoint(config, entry);
+	__u32 first = tunnel[0] >> 32;
 
-	if (!config->underlay6) {
-		first = bpf_htonl(first);
-		if (has_endpoint(config, entry))
-			return first == entry->tunnel_endpoint.ip4.be32;
-		return family == FAMILY_IPV4 && first == src[0];
-	}
-	d1 = first | tunnel->remote << 32;
-	d2 = tunnel->remote >> 32 | tunnel->remote_tos_ttl << 32;
-	if (has_endpoint(config, entry))
-		return d1 == entry->tunnel_endpoint.ip6.d1 &&
-		       d2 == entry->tunnel_endpoint.ip6.d2;
-	return family == FAMILY_IPV6 && d1 == src[0] && d2 == src[1];
+	if (!behind && config->underlay6 != (family == FAMILY_IPV6))
+		return false;
+	if (!config->underlay6)
+		return bpf_htonl(first) ==
+		       (behind ? entry->tunnel_endpoint.ip4.be32 : src[0]);
+	return (first | tunnel[1] << 32) ==
+		       (behind ? entry->tunnel_endpoint.ip6.d1 : src[0]) &&
+	       (tunnel[1] >> 32 | tunnel[2] << 32) ==
+		       (behind ? entry->tunnel_endpoint.ip6.d2 : src[1]);
 }
 
 /* Whether a VNI may go with an entry. That of a whole network says nothing of
@@ -145,26 +131,23 @@ may_claim(__u32 claimed, const struct ipcache_value *entry)
 	       claimed == identity;
 }
 
-static __always_inline void
-decapsulated(struct __sk_buff *skb, const struct config *config, __u8 family,
-	     const struct addresses *addresses, struct finding *found)
+/* Whether the packet is from where and whose it says. */
+static __always_inline enum verdict
+check_origin(struct __sk_buff *skb, const struct config *config, __u8 family,
+	     const __u64 *src, union scratch *scratch)
 {
 	__u64 flags = config->underlay6 ? BPF_F_TUNINFO_IPV6 : 0;
 	const struct ipcache_value *entry;
-	struct tunnel tunnel;
 
-	identify_ends(config, DIRECTION_INGRESS, family, addresses, found);
-	found->verdict = VERDICT_WRONG_NODE;
+	entry = find_entry(family, src, scratch);
 	/* fails, too, where the outer header is of the other family */
-	if (bpf_skb_get_tunnel_key(skb, (struct bpf_tunnel_key *)&tunnel,
-				   TUNNEL_BYTES, flags))
-		return;
-	entry = find_entry(family, addresses->src);
-	if (!entry || !came_from(config, &tunnel, family, addresses->src, entry))
-		return;
-	found->verdict = may_claim(tunnel.id_remote, entry) ?
-				 VERDICT_IDENTIFIED :
-				 VERDICT_WRONG_IDENTITY;
+	if (!entry ||
+	    bpf_skb_get_tunnel_key(skb, (struct bpf_tunnel_key *)scratch,
+				   TUNNEL_BYTES, flags) ||
+	    !came_from(config, scratch->words, family, src, entry))
+		return VERDICT_WRONG_NODE;
+	return may_claim(scratch->words[0], entry) ? VERDICT_IDENTIFIED :
+						     VERDICT_WRONG_IDENTITY;
 }
 
 /* Drops all that is not to be carried: what has no addresses, what has nowhere
@@ -177,19 +160,22 @@ overlay(struct __sk_buff *skb, const enum direction direction)
 	struct addresses addresses = {};
 	struct packet packet = {};
 	const struct config *config;
-	__u32 zero = 0;
+	union scratch scratch;
 
-	config = bpf_map_lookup_elem(&weft_config, &zero);
+	scratch.words[0] = 0; /* the key */
+	config = bpf_map_lookup_elem(&weft_config, &scratch);
 	if (!config)
 		return TC_ACT_SHOT;
-	found.verdict = parse_network(skb, &packet, &addresses);
+	found.verdict = parse_network(skb, &packet, &addresses, &scratch);
 	if (found.verdict == VERDICT_NONE) {
-		if (direction == DIRECTION_EGRESS)
-			encapsulate(skb, config, packet.family, &addresses,
-				    &found);
-		else
-			decapsulated(skb, config, packet.family, &addresses,
-				     &found);
+		identify_ends(config, direction, packet.family, &addresses,
+			      &found);
+		found.verdict = direction == DIRECTION_EGRESS ?
+			address_tunnel(skb, config, packet.family,
+				       addresses.dst, found.src_identity,
+				       &scratch) :
+			check_origin(skb, config, packet.family, addresses.src,
+				     &scratch);
 	}
 	count(&found, direction, skb->len);
 	if (sampled(config->flow_sample))

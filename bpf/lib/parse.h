@@ -33,10 +33,12 @@ struct addresses {
 	__u64 src[2], dst[2];
 };
 
-/* Where an IP header is copied to that is not in place. */
-union header {
+/* Memory for what is needed for a moment, such as an IP header that is not in
+ * place: slots of the stack do not serve twice by themselves (../gen.go). */
+union scratch {
 	struct iphdr ip4;
 	struct ipv6hdr ip6;
+	__u64 words[5];
 };
 
 /* What the programs know of a frame besides its addresses. Offsets
@@ -82,7 +84,7 @@ header_at(struct __sk_buff *skb, __u32 off, const __u32 usual, void *buf,
 
 static __always_inline enum verdict
 parse_ipv4(struct __sk_buff *skb, struct packet *packet,
-	   struct addresses *addresses, union header *buf)
+	   struct addresses *addresses, union scratch *buf)
 {
 	const __u32 off = packet->network;
 	const struct iphdr *ip = header_at(skb, off, ETH_HLEN, buf, sizeof(*ip));
@@ -170,7 +172,7 @@ parse_extensions(struct __sk_buff *skb, __u32 off, __u32 end, __u8 nexthdr,
 
 static __always_inline enum verdict
 parse_ipv6(struct __sk_buff *skb, struct packet *packet,
-	   struct addresses *addresses, union header *buf)
+	   struct addresses *addresses, union scratch *buf)
 {
 	const __u32 off = packet->network;
 	const struct ipv6hdr *ip = header_at(skb, off, ETH_HLEN, buf, sizeof(*ip));
@@ -208,9 +210,8 @@ static __always_inline bool is_vlan(__be16 eth_type)
  * up. */
 static __always_inline enum verdict
 parse_network(struct __sk_buff *skb, struct packet *packet,
-	      struct addresses *addresses)
+	      struct addresses *addresses, union scratch *scratch)
 {
-	union header header __attribute__((aligned(8)));
 	__u32 off = ETH_TYPE_OFFSET;
 	const __be16 *type;
 	__be16 buf;
@@ -229,9 +230,9 @@ parse_network(struct __sk_buff *skb, struct packet *packet,
 	packet->network = off;
 	switch (packet->eth_type) {
 	case ETH_P_IP:
-		return parse_ipv4(skb, packet, addresses, &header);
+		return parse_ipv4(skb, packet, addresses, scratch);
 	case ETH_P_IPV6:
-		return parse_ipv6(skb, packet, addresses, &header);
+		return parse_ipv6(skb, packet, addresses, scratch);
 	default:
 		return VERDICT_NOT_IP;
 	}
