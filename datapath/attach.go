@@ -75,8 +75,9 @@ func plan(dir *pinDir, programs []program, wanted []device) ([]DeviceStatus, []a
 			continue
 		}
 		owners[stem] = dev.Name
-		status.Programs = make([]ProgramStatus, len(programs))
-		for j, p := range programs {
+		of := slices.DeleteFunc(slices.Clone(programs), func(p program) bool { return !p.isFor(dev) })
+		status.Programs = make([]ProgramStatus, len(of))
+		for j, p := range of {
 			status.Programs[j] = ProgramStatus{Name: p.Name, Direction: p.direction().String()}
 			jobs = append(jobs, attachment{
 				hook:    hook{dev.Index, p.Attach},
@@ -94,7 +95,7 @@ func plan(dir *pinDir, programs []program, wanted []device) ([]DeviceStatus, []a
 func withSticky(wanted, sticky []device, programs []program, has func(hook) bool) []device {
 	wanted = slices.Clone(wanted)
 	for _, dev := range sticky {
-		one := func(p program) bool { return has(hook{dev.Index, p.Attach}) }
+		one := func(p program) bool { return p.isFor(dev) && has(hook{dev.Index, p.Attach}) }
 		if !slices.Contains(wanted, dev) && slices.ContainsFunc(programs, one) {
 			wanted = append(wanted, dev)
 		}

@@ -65,9 +65,9 @@ func (a *filterAttacher) filters(devices []device) (filterSet, error) {
 		if dev.Index == 0 {
 			continue
 		}
-		for _, p := range a.programs {
-			at := hook{dev.Index, p.Attach}
-			list, err := a.host.filters(dev.Index, parentOf(p.Attach))
+		for _, attach := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			at := hook{dev.Index, attach}
+			list, err := a.host.filters(dev.Index, parentOf(attach))
 			if err != nil {
 				return set, err
 			}
@@ -228,7 +228,7 @@ type programProof struct {
 // programs.
 func newProgramProof(dir *pinDir, programs []program) (programProof, error) {
 	proof := programProof{ids: map[int]bool{}, tags: map[string]map[string]bool{}}
-	for _, p := range bpf.Programs {
+	for _, p := range bpf.AllPrograms() {
 		proof.tags[p.Name] = map[string]bool{}
 	}
 	for _, p := range programs {

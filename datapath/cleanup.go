@@ -14,14 +14,10 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/weftmesh/weft/bpf"
 )
-
-// overlayDevice is the name of the device of the overlay.
-const overlayDevice = "weft_vxlan"
 
 // Remnant is something in the kernel that weft left, or that stands where weft's things do.
 type Remnant struct {
@@ -160,7 +156,7 @@ func notOurLink(path, name string, proof programProof) string {
 		return err.Error()
 	}
 	tcx := info.TCX()
-	named := slices.ContainsFunc(bpf.Programs[:], func(p bpf.Program) bool { return strings.HasSuffix(name, "-"+p.Name) })
+	named := slices.ContainsFunc(bpf.AllPrograms(), func(p bpf.Program) bool { return strings.HasSuffix(name, "-"+p.Name) })
 	dead := tcx != nil && tcx.Ifindex == 0
 	if tcx == nil || !proof.ids[int(info.Program)] && (!dead || !named) {
 		return "it runs a program that is not pinned as one of weft's"
@@ -173,10 +169,7 @@ func (c *cleaner) filters() error {
 	if c.dir == nil {
 		return nil
 	}
-	a := &filterAttacher{dir: c.dir, host: c.host}
-	for _, p := range bpf.Programs {
-		a.programs = append(a.programs, program{Program: p})
-	}
+	a := &filterAttacher{dir: c.dir, host: c.host, programs: wantedPrograms(true)}
 	if _, err := os.Lstat(c.dir.file(pinProgramsDir)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -189,7 +182,10 @@ func (c *cleaner) filters() error {
 		return err
 	}
 	for _, dev := range devices {
-		for _, p := range bpf.Programs {
+		for _, p := range a.programs {
+			if !p.isFor(dev) {
+				continue
+			}
 			if f := set.ours[hook{dev.Index, p.Attach}]; f != nil {
 				c.remove("filter", dev.Name+" "+p.Name, func() error { return c.host.removeFilter(f) })
 			}
@@ -223,15 +219,11 @@ func (c *cleaner) routes() error {
 
 // overlay removes the device of the overlay.
 func (c *cleaner) overlay() error {
-	l, err := c.host.handle.LinkByName(overlayDevice)
-	var missing netlink.LinkNotFoundError
-	switch {
-	case errors.As(err, &missing):
-		return nil
-	case err != nil:
-		return fmt.Errorf("look for device %s: %w", overlayDevice, err)
+	l, err := c.host.overlay()
+	if err != nil || l == nil {
+		return err
 	}
-	if vxlan, ok := l.(*netlink.Vxlan); !ok || !vxlan.FlowBased {
+	if !isOverlay(l) {
 		c.keep("device", overlayDevice, "it is no VXLAN device that takes its tunnels from programs")
 		return nil
 	}
@@ -254,7 +246,7 @@ func (c *cleaner) programs() error {
 		}
 		kind := p.Type()
 		_ = p.Close()
-		if kind != ebpf.SchedCLS || !slices.ContainsFunc(bpf.Programs[:], func(p bpf.Program) bool { return strings.HasPrefix(name, p.Name) }) {
+		if kind != ebpf.SchedCLS || !slices.ContainsFunc(bpf.AllPrograms(), func(p bpf.Program) bool { return strings.HasPrefix(name, p.Name) }) {
 			c.keep("program", path, "weft makes none of this name and type")
 			continue
 		}

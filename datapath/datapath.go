@@ -34,6 +34,14 @@ type Config struct {
 	// the programs then keeps them as long as it exists, so that a default route which goes and comes opens no gap.
 	Devices     []string
 	RoutingMode RoutingMode
+	// ClusterRouting is the mode for clusters, by name, that are not reached as RoutingMode says.
+	ClusterRouting map[string]RoutingMode
+	// TunnelPort is the UDP port of the overlay; 0: DefaultTunnelPort.
+	TunnelPort uint16
+	// OverlayLax: packets from the overlay that are not from where or whose they say are counted, and not dropped.
+	OverlayLax bool
+	// Mark says whether and how packets that come in are marked.
+	Mark Mark
 	// MaxEntries is the size of the ipcache map; 0: DefaultMaxEntries. A map of another size that is pinned already is
 	// replaced by one of this size with its content.
 	MaxEntries uint32
@@ -68,12 +76,23 @@ func (c *Config) validate() error {
 	switch {
 	case c.BPFFS == "":
 		return errors.New("datapath: no BPF file system is named")
-	case c.RoutingMode != RoutingNone && c.RoutingMode != RoutingNative:
-		return fmt.Errorf("datapath: routing mode %q: want %s or %s", c.RoutingMode, RoutingNone, RoutingNative)
+	case !c.RoutingMode.valid():
+		return fmt.Errorf("datapath: routing mode %q: want %s, %s or %s", c.RoutingMode, RoutingNone, RoutingNative, RoutingTunnel)
 	case c.Layout.MaxCluster() == 0:
 		return errors.New("datapath: no identity layout")
 	case c.IPs == nil || c.Nodes == nil || c.Listed == nil || c.Log == nil:
 		return errors.New("datapath: IPs, Nodes, Listed and Log are required")
+	}
+	for cluster, mode := range c.ClusterRouting {
+		if !mode.valid() {
+			return fmt.Errorf("datapath: routing mode %q of cluster %s: want %s, %s or %s", mode, cluster, RoutingNone, RoutingNative, RoutingTunnel)
+		}
+	}
+	if err := c.Mark.Validate(); err != nil {
+		return fmt.Errorf("datapath: %w", err)
+	}
+	if c.TunnelPort == 0 {
+		c.TunnelPort = DefaultTunnelPort
 	}
 	if c.VerifyInterval == 0 {
 		c.VerifyInterval = DefaultVerifyInterval
@@ -82,6 +101,43 @@ func (c *Config) validate() error {
 		c.MaxEntries = DefaultMaxEntries
 	}
 	return nil
+}
+
+// mode is how the nodes of a cluster are reached.
+func (c *Config) mode(cluster string) RoutingMode {
+	if mode, ok := c.ClusterRouting[cluster]; ok {
+		return mode
+	}
+	return c.RoutingMode
+}
+
+// uses reports whether any cluster may be reached in a mode.
+func (c *Config) uses(mode RoutingMode) bool {
+	if c.RoutingMode == mode {
+		return true
+	}
+	for _, m := range c.ClusterRouting {
+		if m == mode {
+			return true
+		}
+	}
+	return false
+}
+
+// routeless: no routes are ours to set.
+func (c *Config) routeless() bool { return !c.uses(RoutingNative) && !c.uses(RoutingTunnel) }
+
+// settings is what the programs are told.
+func (c *Config) settings() bpf.Config {
+	s := bpf.MakeConfig(c.FlowSample, c.DualStack)
+	s.Mark, s.MarkMask, s.MarkShift = c.Mark.Kind, c.Mark.Mask, c.Mark.Shift
+	if c.Underlay6 {
+		s.Underlay6 = 1
+	}
+	if c.OverlayLax {
+		s.OverlayLax = 1
+	}
+	return s
 }
 
 // Datapath is the task that keeps a node's kernel equal to the tables.
@@ -206,12 +262,12 @@ func (d *Datapath) load(dir *pinDir) (mapSet, []program, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	settings := bpf.MakeConfig(d.cfg.FlowSample, d.cfg.DualStack)
+	settings := d.cfg.settings()
 	if err := maps[bpf.MapConfig].Update(uint32(0), &settings, ebpf.UpdateAny); err != nil {
 		maps.Close()
 		return nil, nil, explain("write settings of the programs", err)
 	}
-	programs, err := openPrograms(dir, spec, maps)
+	programs, err := openPrograms(dir, wantedPrograms(d.cfg.uses(RoutingTunnel)), spec, maps)
 	if err != nil {
 		maps.Close()
 		return nil, nil, err
@@ -230,5 +286,6 @@ func (d *Datapath) achieved() {
 func (d *Datapath) local() localNode {
 	return localNode{
 		Cluster: d.cfg.ClusterName, Node: d.cfg.NodeName, IPs: slices.Clone(d.cfg.NodeIPs), PodCIDRs: d.cfg.LocalPodCIDRs,
+		Mode: d.cfg.mode, Underlay6: d.cfg.Underlay6,
 	}
 }

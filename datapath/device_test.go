@@ -327,7 +327,10 @@ func TestDevicesAreChosen(t *testing.T) {
 }
 
 func TestNamedDevices(t *testing.T) {
-	existing := []device{{"eth0", 2, true}, {"wg0", 3, false}, {"eth0.1", 4, true}, {"eth0-1", 5, true}}
+	existing := []device{
+		{Name: "eth0", Index: 2, Ethernet: true}, {Name: "wg0", Index: 3}, {Name: "eth0.1", Index: 4, Ethernet: true},
+		{Name: "eth0-1", Index: 5, Ethernet: true},
+	}
 	states, jobs := plan(&pinDir{path: "/x"}, []program{{Program: bpf.Programs[0]}}, namedDevices([]string{"eth0.1", "eth0-1", "wg0", "eth0", "eth7", "eth0"}, existing))
 	var got []string
 	for _, s := range states {

@@ -48,6 +48,9 @@ type device struct {
 	Index int
 	// Ethernet: its frames begin with an Ethernet header, as the programs expect.
 	Ethernet bool
+	// Overlay: it is the overlay's device, and has programs of its own.
+	Overlay bool
+	MTU     int
 }
 
 // devices lists all devices except loopback.
@@ -58,7 +61,9 @@ func (h *host) devices() ([]device, error) {
 		all = all[:0]
 		for _, l := range links {
 			if a := l.Attrs(); a.Flags&net.FlagLoopback == 0 {
-				all = append(all, device{Name: a.Name, Index: a.Index, Ethernet: a.EncapType == "ether"})
+				all = append(all, device{
+					Name: a.Name, Index: a.Index, Ethernet: a.EncapType == "ether", Overlay: isOverlay(l), MTU: a.MTU,
+				})
 			}
 		}
 		return err

@@ -38,7 +38,8 @@ type keeper struct {
 	attacher attacher
 	achieved func()
 
-	swept bool // with routing mode none: old routes of ours are gone
+	swept   bool // with routing mode none: old routes of ours are gone
+	overlay int  // the index of the overlay's device; 0: there is none
 }
 
 // run checks everything at once, then at every change that the kernel or the table of nodes tells of, and at intervals.
@@ -164,6 +165,8 @@ func startWatch(ctx context.Context, changed chan<- struct{}, broken chan<- erro
 func (k *keeper) check(watchErr error) (time.Duration, error) {
 	cfg := &k.datapath.cfg
 	errs := []error{watchErr, k.maps.repin(k.dir), repinPrograms(k.dir, k.programs)}
+	overlayErr := k.checkOverlay()
+	errs = append(errs, overlayErr)
 	existing, err := k.host.devices()
 	if err != nil {
 		errs = append(errs, err)
@@ -176,7 +179,7 @@ func (k *keeper) check(watchErr error) (time.Duration, error) {
 	k.datapath.flows.name(names)
 
 	// Asked before the nodes are read, so that what is complete is in what is read.
-	prune := cfg.RoutingMode == RoutingNone || cfg.Listed(0)
+	prune := cfg.routeless() || cfg.Listed(0)
 	claims := k.claims()
 	wantsPrefix := map[netip.Prefix]bool{}
 	for _, c := range claims {
@@ -199,7 +202,7 @@ func (k *keeper) check(watchErr error) (time.Duration, error) {
 
 // claims are the wishes for routes; none without native routing.
 func (k *keeper) claims() []routeClaim {
-	if k.datapath.cfg.RoutingMode == RoutingNone {
+	if k.datapath.cfg.routeless() {
 		return nil
 	}
 	nodes, _ := k.datapath.cfg.Nodes.Snapshot()
@@ -209,7 +212,7 @@ func (k *keeper) claims() []routeClaim {
 // routes reads the kernel's, unless nothing depends on them.
 func (k *keeper) routes(pick func(netip.Prefix) bool) ([]kernelRoute, map[int]bool, error) {
 	cfg := &k.datapath.cfg
-	if cfg.RoutingMode == RoutingNone && k.swept && len(cfg.Devices) > 0 {
+	if cfg.routeless() && k.swept && len(cfg.Devices) > 0 {
 		return nil, nil, nil
 	}
 	return k.host.routes(pick)
@@ -219,17 +222,17 @@ func (k *keeper) routes(pick func(netip.Prefix) bool) ([]kernelRoute, map[int]bo
 func (k *keeper) choose(existing []device, defaults map[int]bool) (wanted, sticky []device, err error) {
 	cfg := &k.datapath.cfg
 	if len(cfg.Devices) > 0 {
-		return namedDevices(cfg.Devices, existing), nil, nil
+		return k.withOverlay(namedDevices(cfg.Devices, existing), existing), nil, nil
 	}
 	addresses, err := k.host.addresses()
-	return uplinks(existing, defaults, addresses, cfg.NodeIPs), existing, err
+	return k.withOverlay(uplinks(existing, defaults, addresses, cfg.NodeIPs), existing), existing, err
 }
 
 // checkDevices gives the devices their programs.
 func (k *keeper) checkDevices(existing []device, defaults map[int]bool) ([]DeviceStatus, error) {
 	wanted, sticky, err := k.choose(existing, defaults)
 	devices, attachErr := k.attacher.sync(wanted, sticky)
-	if len(devices) == 0 && err == nil && attachErr == nil {
+	if err == nil && attachErr == nil && !slices.ContainsFunc(devices, func(d DeviceStatus) bool { return d.Name != overlayDevice }) {
 		err = errors.New("no Ethernet device has a default route or an address of this node: name one with --devices")
 	}
 	if attachErr == nil && allAttached(devices) {
@@ -295,16 +298,24 @@ func (k *keeper) resolve(claims []routeClaim) (wanted map[netip.Prefix]route, ke
 		if c.Err != nil {
 			continue
 		}
-		a, ok := answers[c.Gateway]
+		gateway := c.Gateway
+		if c.Tunnel {
+			gateway = netip.Addr{} // one for all
+		}
+		a, ok := answers[gateway]
 		if !ok {
-			a.index, a.err = k.host.directDevice(c.Gateway)
-			answers[c.Gateway] = a
+			if c.Tunnel {
+				a.index, a.err = k.overlayIndex()
+			} else {
+				a.index, a.err = k.host.directDevice(c.Gateway)
+			}
+			answers[gateway] = a
 		}
 		if c.Err = a.err; c.Err != nil {
 			keep[c.Prefix] = !errors.Is(a.err, errNotReachable)
 			continue
 		}
-		wanted[c.Prefix] = route{Prefix: c.Prefix, Gateway: c.Gateway, IfIndex: a.index, Metric: defaultMetric(c.Prefix)}
+		wanted[c.Prefix] = route{Prefix: c.Prefix, Gateway: gateway, IfIndex: a.index, Metric: defaultMetric(c.Prefix)}
 	}
 	return wanted, keep
 }

@@ -17,8 +17,27 @@ import (
 // program is a loaded and pinned program.
 type program struct {
 	bpf.Program
-	ID     ebpf.ProgramID
-	handle *ebpf.Program
+	// Overlay: it is one of those for the overlay's device.
+	Overlay bool
+	ID      ebpf.ProgramID
+	handle  *ebpf.Program
+}
+
+// isFor reports whether the device is of the kind that the program is made for.
+func (p program) isFor(dev device) bool { return p.Overlay == dev.Overlay }
+
+// wantedPrograms are those that a node needs.
+func wantedPrograms(overlay bool) []program {
+	var all []program
+	for _, p := range bpf.Programs {
+		all = append(all, program{Program: p})
+	}
+	if overlay {
+		for _, p := range bpf.OverlayPrograms {
+			all = append(all, program{Program: p, Overlay: true})
+		}
+	}
+	return all
 }
 
 // direction is the way of the packets that the program sees.
@@ -35,10 +54,15 @@ func closePrograms(programs []program) {
 	}
 }
 
-// openPrograms returns all programs, working on maps: those that are pinned, where they equal what this version of weft
+// openPrograms returns the wanted programs, working on maps: those that are pinned, where they equal what this version of weft
 // would load, else new ones, which then are pinned in their place. The pins are what tells a later agent which program a
 // link runs, without the privilege to look programs up by their number.
-func openPrograms(dir *pinDir, spec *ebpf.CollectionSpec, maps mapSet) (_ []program, err error) {
+func openPrograms(dir *pinDir, wanted []program, spec *ebpf.CollectionSpec, maps mapSet) (_ []program, err error) {
+	for name := range spec.Programs {
+		if !slices.ContainsFunc(wanted, func(p program) bool { return p.Name == name }) {
+			delete(spec.Programs, name)
+		}
+	}
 	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
 	if err != nil {
 		return nil, explain("load programs", err)
@@ -50,7 +74,7 @@ func openPrograms(dir *pinDir, spec *ebpf.CollectionSpec, maps mapSet) (_ []prog
 			closePrograms(programs)
 		}
 	}()
-	for _, p := range bpf.Programs {
+	for _, p := range wanted {
 		fresh := loaded.Programs[p.Name]
 		if fresh == nil {
 			return nil, fmt.Errorf("program %s is not among those of this version", p.Name)
@@ -65,7 +89,8 @@ func openPrograms(dir *pinDir, spec *ebpf.CollectionSpec, maps mapSet) (_ []prog
 			return nil, fmt.Errorf("program %s: %w", p.Name, err)
 		}
 		id, _ := info.ID()
-		programs = append(programs, program{Program: p, ID: id, handle: handle})
+		p.ID, p.handle = id, handle
+		programs = append(programs, p)
 	}
 	return programs, nil
 }

@@ -21,7 +21,14 @@ const (
 	RoutingNone RoutingMode = "none"
 	// RoutingNative routes each pod CIDR of a node to that node's address, which must be on a directly connected network.
 	RoutingNative RoutingMode = "native"
+	// RoutingTunnel routes each pod CIDR of a node into the overlay, whose programs send packets to that node's address.
+	RoutingTunnel RoutingMode = "tunnel"
 )
+
+// valid reports whether m is a mode.
+func (m RoutingMode) valid() bool {
+	return m == RoutingNone || m == RoutingNative || m == RoutingTunnel
+}
 
 // routeProtocol is the rtnetlink protocol number of weft's routes: proof of ownership, and shown by `ip route`.
 const routeProtocol = 119
@@ -30,7 +37,7 @@ const routeProtocol = 119
 // default of the family, so that a route of ours never stands beside itself.
 type route struct {
 	Prefix  netip.Prefix
-	Gateway netip.Addr
+	Gateway netip.Addr // the zero Addr: the device itself knows the way
 	IfIndex int
 	Metric  int
 }
@@ -57,8 +64,10 @@ func (n nodeName) compare(o nodeName) int {
 
 // routeClaim is a node's wish that a prefix be routed to it. Err says why it is not granted.
 type routeClaim struct {
-	Prefix  netip.Prefix
+	Prefix netip.Prefix
+	// Gateway is the node's address: with a tunnel of the underlay's family, else of that of the prefix.
 	Gateway netip.Addr
+	Tunnel  bool
 	Node    nodeName
 	Err     error
 }
@@ -68,6 +77,10 @@ type localNode struct {
 	Cluster, Node string
 	IPs           []netip.Addr
 	PodCIDRs      []netip.Prefix
+	// Mode says how the nodes of a cluster are reached.
+	Mode func(cluster string) RoutingMode
+	// Underlay6: the overlay's outer headers are IPv6.
+	Underlay6 bool
 }
 
 // unroutable are the prefixes that no route of ours may touch, not even with a part of a larger prefix: a node that
@@ -95,9 +108,7 @@ func planRoutes(nodes []node.Node, local localNode) []routeClaim {
 			continue
 		}
 		name := nodeName{ID: identity.ClusterID(n.ClusterID), Cluster: n.Cluster, Node: n.Name}
-		for _, prefix := range n.PodCIDRs() {
-			claims = append(claims, routeClaim{Prefix: prefix.Masked(), Gateway: n.IP(prefix.Addr().Is6()), Node: name})
-		}
+		claims = append(claims, local.claimsOf(n, name)...)
 		for _, v6 := range []bool{false, true} {
 			if ip := n.IP(v6); ip.IsValid() {
 				nodeIPs = append(nodeIPs, ip)
@@ -129,6 +140,28 @@ func planRoutes(nodes []node.Node, local localNode) []routeClaim {
 	return claims
 }
 
+// claimsOf are the wishes of one node: its pod CIDRs, and with a tunnel its own addresses in the pod network too.
+func (l localNode) claimsOf(n node.Node, name nodeName) []routeClaim {
+	var claims []routeClaim
+	switch l.Mode(n.Cluster) {
+	case RoutingNative:
+		for _, prefix := range n.PodCIDRs() {
+			claims = append(claims, routeClaim{Prefix: prefix.Masked(), Gateway: n.IP(prefix.Addr().Is6()), Node: name})
+		}
+	case RoutingTunnel:
+		prefixes := n.PodCIDRs()
+		for _, a := range n.Addresses {
+			if a.Type == node.CiliumInternalIP {
+				prefixes = append(prefixes, netip.PrefixFrom(a.IP, a.IP.BitLen()))
+			}
+		}
+		for _, prefix := range prefixes {
+			claims = append(claims, routeClaim{Prefix: prefix.Masked(), Gateway: n.IP(l.Underlay6), Tunnel: true, Node: name})
+		}
+	}
+	return claims
+}
+
 // refuse returns the reason for which a wish is not granted whatever the kernel's routes are. nodeIPs is sorted.
 func refuse(c routeClaim, local localNode, nodeIPs []netip.Addr) error {
 	if c.Prefix.Bits() == 0 {
@@ -149,6 +182,8 @@ func refuse(c routeClaim, local localNode, nodeIPs []netip.Addr) error {
 		return fmt.Errorf("pod CIDR holds the node address %v", nodeIPs[i])
 	}
 	switch {
+	case !c.Gateway.IsValid() && c.Tunnel:
+		return fmt.Errorf("node %s has no address of the family of the overlay's outer headers", c.Node)
 	case !c.Gateway.IsValid() && c.Prefix.Addr().Is6():
 		return fmt.Errorf("node %s has no IPv6 address", c.Node)
 	case !c.Gateway.IsValid():

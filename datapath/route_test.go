@@ -35,6 +35,7 @@ func testNode(cluster string, id uint32, name string, ips []string, cidrs ...str
 }
 
 var testLocal = localNode{
+	Mode:    func(string) RoutingMode { return RoutingNative },
 	Cluster: "east", Node: "east-1",
 	IPs:      []netip.Addr{netip.MustParseAddr("172.18.1.1"), netip.MustParseAddr("fd00:18:1::1")},
 	PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.1.0/24"), netip.MustParsePrefix("fd00:10:1:1::/64")},

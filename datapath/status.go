@@ -17,8 +17,10 @@ type Status struct {
 	Devices  []DeviceStatus `json:"devices"`
 	IPCache  MapStatus      `json:"ipcache"`
 	FastPath FastPathStatus `json:"fastPath"`
-	Routes   []RouteStatus  `json:"routes"`
-	Flows    FlowStatus     `json:"flows"`
+	// Overlay is nil where nothing is reached through it.
+	Overlay *OverlayStatus `json:"overlay,omitempty"`
+	Routes  []RouteStatus  `json:"routes"`
+	Flows   FlowStatus     `json:"flows"`
 	// Errors are those that belong to no device, map or route, such as a list of routes that could not be read.
 	Errors []string `json:"errors,omitempty"`
 }
@@ -71,6 +73,15 @@ type MapStatus struct {
 	// LastError is the last failure of what is not right yet; "" if all is.
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
+}
+
+// OverlayStatus is the overlay's device.
+type OverlayStatus struct {
+	Device string `json:"device"`
+	Port   uint16 `json:"port"`
+	// MTU is that of the underlay without the outer headers; 0 while there is no device.
+	MTU   int    `json:"mtu,omitempty"`
+	Error string `json:"error,omitempty"`
 }
 
 // RouteStatus is a route that a node's pod CIDR asks for.

@@ -111,43 +111,52 @@ func (h *testHost) hear(id identity.ClusterID) {
 // agent is a datapath that runs.
 type agent struct {
 	*Datapath
-	h    *testHost
-	stop func() // and wait
+	h     *testHost
+	stop  func() // and wait
+	ended <-chan struct{}
 }
 
 // start runs a datapath until the test ends or stop is called, and waits for it to be ready.
 func (h *testHost) start() *agent {
+	h.t.Helper()
+	a := h.startUnready()
+	select {
+	case <-a.Ready():
+	case <-a.ended:
+		h.t.Fatal("run ended before it was ready")
+	case <-time.After(patience):
+		h.t.Fatalf("not ready; status %+v", a.Status())
+	}
+	return a
+}
+
+// startUnready is start without the wait.
+func (h *testHost) startUnready() *agent {
 	h.t.Helper()
 	d, err := New(h.cfg)
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	result := make(chan error, 1)
+	ended := make(chan struct{})
 	go func() {
-		h.ns.Do(h.t, func() { result <- d.Run(ctx) })
+		defer close(ended)
+		h.ns.Do(h.t, func() {
+			if err := d.Run(ctx); err != nil {
+				h.t.Errorf("run: %v", err)
+			}
+		})
 	}()
 	stop := sync.OnceFunc(func() {
 		cancel()
 		select {
-		case err := <-result:
-			if err != nil {
-				h.t.Errorf("run: %v", err)
-			}
+		case <-ended:
 		case <-time.After(patience):
 			h.t.Error("run does not end")
 		}
 	})
 	h.t.Cleanup(stop)
-	select {
-	case <-d.Ready():
-	case err := <-result:
-		result <- err
-		h.t.Fatalf("run ended before it was ready: %v", err)
-	case <-time.After(patience):
-		h.t.Fatalf("not ready; status %+v", d.Status())
-	}
-	return &agent{Datapath: d, h: h, stop: stop}
+	return &agent{Datapath: d, h: h, stop: stop, ended: ended}
 }
 
 // refuse runs a datapath that is expected to give up at once and returns its error.

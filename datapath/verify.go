@@ -261,7 +261,8 @@ func (k *keeper) compare() (Report, error) {
 	for _, dev := range existing {
 		names[dev.Index] = dev.Name
 	}
-	prune := k.datapath.cfg.RoutingMode == RoutingNone || k.datapath.cfg.Listed(0)
+	k.compareOverlay(&report)
+	prune := k.datapath.cfg.routeless() || k.datapath.cfg.Listed(0)
 	claims := k.claims()
 	wanted, keep := k.resolve(claims)
 	routes, defaults, err := k.host.routes(func(p netip.Prefix) bool { _, ok := wanted[p]; return ok })
@@ -276,7 +277,7 @@ func (k *keeper) compare() (Report, error) {
 	if err != nil {
 		return report, err
 	}
-	report.Compared += len(devices)*len(k.programs) + len(wanted)
+	report.Compared += 2*len(devices) + len(wanted)
 	for _, d := range links {
 		report.add(d)
 	}
@@ -287,7 +288,7 @@ func (k *keeper) compare() (Report, error) {
 // compareRoutes notes what is to change, and what cannot be changed.
 func compareRoutes(report *Report, changes routeChanges, names map[int]string) {
 	for _, c := range changes.set {
-		d := Difference{Kind: KindRoute, Object: c.Prefix.String(), Want: fmt.Sprintf("via %v dev %s", c.Gateway, names[c.IfIndex]), Have: "absent"}
+		d := Difference{Kind: KindRoute, Object: c.Prefix.String(), Want: describeRoute(c.route, names), Have: "absent"}
 		if c.Replace {
 			d.Have = "another route of ours"
 		}
@@ -295,12 +296,20 @@ func compareRoutes(report *Report, changes routeChanges, names map[int]string) {
 	}
 	for _, r := range changes.remove {
 		report.add(Difference{Kind: KindRoute, Object: r.Prefix.String(), Want: "absent",
-			Have: fmt.Sprintf("via %v dev %s metric %d", r.Gateway, names[r.IfIndex], r.Metric)})
+			Have: fmt.Sprintf("%s metric %d", describeRoute(r.route, names), r.Metric)})
 	}
 	for prefix, r := range changes.conflicts {
 		report.add(Difference{Kind: KindRoute, Object: prefix.String(), Want: "a route of ours",
 			Have: fmt.Sprintf("a route of protocol %d, which is left alone", r.Protocol)})
 	}
+}
+
+// describeRoute says where a route leads, as `ip route` does.
+func describeRoute(r route, names map[int]string) string {
+	if !r.Gateway.IsValid() {
+		return "dev " + names[r.IfIndex]
+	}
+	return fmt.Sprintf("via %v dev %s", r.Gateway, names[r.IfIndex])
 }
 
 // pinned is a map or a program.
