@@ -76,7 +76,7 @@ func (c *Config) validate() error {
 	switch {
 	case c.BPFFS == "":
 		return errors.New("datapath: no BPF file system is named")
-	case !c.RoutingMode.valid():
+	case !c.RoutingMode.Valid():
 		return fmt.Errorf("datapath: routing mode %q: want %s, %s or %s", c.RoutingMode, RoutingNone, RoutingNative, RoutingTunnel)
 	case c.Layout.MaxCluster() == 0:
 		return errors.New("datapath: no identity layout")
@@ -84,7 +84,7 @@ func (c *Config) validate() error {
 		return errors.New("datapath: IPs, Nodes, Listed and Log are required")
 	}
 	for cluster, mode := range c.ClusterRouting {
-		if !mode.valid() {
+		if !mode.Valid() {
 			return fmt.Errorf("datapath: routing mode %q of cluster %s: want %s, %s or %s", mode, cluster, RoutingNone, RoutingNative, RoutingTunnel)
 		}
 	}

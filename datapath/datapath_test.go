@@ -430,7 +430,7 @@ func TestNewRefusesNonsense(t *testing.T) {
 	}
 	for name, spoil := range map[string]func(*Config){
 		"no bpffs":        func(c *Config) { c.BPFFS = "" },
-		"tunnel routing":  func(c *Config) { c.RoutingMode = "tunnel" },
+		"tunnel routing":  func(c *Config) { c.RoutingMode = "tunel" },
 		"no routing mode": func(c *Config) { c.RoutingMode = "" },
 		"no layout":       func(c *Config) { c.Layout = identity.Layout{} },
 		"no tables":       func(c *Config) { c.IPs = nil },

@@ -25,8 +25,8 @@ const (
 	RoutingTunnel RoutingMode = "tunnel"
 )
 
-// valid reports whether m is a mode.
-func (m RoutingMode) valid() bool {
+// Valid reports whether m is a mode.
+func (m RoutingMode) Valid() bool {
 	return m == RoutingNone || m == RoutingNative || m == RoutingTunnel
 }
 

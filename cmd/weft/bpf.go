@@ -143,8 +143,8 @@ type counter struct {
 	Direction   string `json:"direction"`
 	Verdict     string `json:"verdict"`
 	Mode        string `json:"mode"`
-	Packets   uint64 `json:"packets"`
-	Bytes     uint64 `json:"bytes"`
+	Packets     uint64 `json:"packets"`
+	Bytes       uint64 `json:"bytes"`
 }
 
 // identity is that of one end; what has no addresses has none.
@@ -158,8 +158,10 @@ func (n *counter) identity(id uint32) string {
 func bpfCountersList(env environment, c *clientOptions) *cobra.Command {
 	const short = "List packets and bytes by direction, identities of both ends, verdict, and mode"
 	cmd := listCommand(env, "list", short, listing[counter]{
-		kind:  kindCounterList,
-		key:   func(n *counter) string { return fmt.Sprintf("%s %d %d %s %s", n.Direction, n.Source, n.Destination, n.Verdict, n.Mode) },
+		kind: kindCounterList,
+		key: func(n *counter) string {
+			return fmt.Sprintf("%s %d %d %s %s", n.Direction, n.Source, n.Destination, n.Verdict, n.Mode)
+		},
 		fetch: func(context.Context, []string) ([]counter, error) { return listCounters(c.bpffs) },
 		columns: []column[counter]{
 			{title: "DIRECTION", cell: func(n *counter) string { return n.Direction }},

@@ -72,6 +72,12 @@ type agentOptions struct {
 	endpointsDir         string
 	devices              []string
 	routingMode          string
+	clusterRoutingMode   []clusterRouting
+	tunnelPort           uint16
+	overlayCheck         string
+	mark                 string
+	markMask             markMask
+	markShift            uint8
 	maxEntries           uint32
 	verifyInterval       time.Duration
 	flowSample           uint32
@@ -109,7 +115,17 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.StringVar(&o.endpointsDir, "endpoints-dir", "", "`directory` of YAML files that declare the workloads of this node")
 	flags.Var(&list[string]{&o.devices, parseDevice, func(s string) string { return s }, "devices", false}, "devices",
 		"`names` of network devices to identify packets on (default: those of the default routes and of the node's addresses)")
-	flags.StringVar(&o.routingMode, "routing-mode", "none", "`mode`: none, or native: route the pods of remote nodes through their addresses")
+	flags.StringVar(&o.routingMode, "routing-mode", "none", "`mode`: none; native: route the pods of remote nodes through their addresses; "+
+		"or tunnel: through an overlay")
+	flags.Var(&list[clusterRouting]{&o.clusterRoutingMode, parseClusterRouting, clusterRouting.String, "modes", false}, "cluster-routing-mode",
+		"routing mode of one cluster, as CLUSTER=MODE, where it is not that of --routing-mode")
+	flags.Uint16Var(&o.tunnelPort, "tunnel-port", datapath.DefaultTunnelPort, "UDP port of the overlay, the same `number` on all nodes")
+	flags.StringVar(&o.overlayCheck, "overlay-check", "drop",
+		"drop or count: what to do with packets of the overlay that are not from the node or not of the identity that they claim, a `word`")
+	flags.StringVar(&o.mark, "mark", "none",
+		"`layout` of the mark that tells the identity of incoming packets: none, cilium, or custom, with --mark-mask and --mark-shift")
+	flags.Var(&o.markMask, "mark-mask", "bits of the mark that --mark custom may write, a `number` such as 0xffff0000")
+	flags.Uint8Var(&o.markShift, "mark-shift", 0, "bit of the mark where --mark custom puts the identity's lowest, a `number`")
 	flags.Uint32Var(&o.maxEntries, "max-ipcache-entries", 512000, "size of the kernel's map of addresses, a `number`")
 	flags.DurationVar(&o.verifyInterval, "verify-interval", datapath.DefaultVerifyInterval,
 		"how often, at about, the kernel's map is compared as a whole with what is known, a `duration`")
@@ -250,16 +266,21 @@ func (c *agentConfig) check() (err error) {
 		return fmt.Errorf("--verify-interval %s: want at least %s", c.verifyInterval, minVerifyInterval)
 	case c.maxEntries == 0:
 		return errors.New("--max-ipcache-entries: want at least 1")
+	case c.tunnelPort == 0:
+		return errors.New("--tunnel-port: want at least 1")
+	case c.overlayCheck != "drop" && c.overlayCheck != "count":
+		return fmt.Errorf("--overlay-check %q: want drop or count", c.overlayCheck)
 	case c.kvstoreLeaseTTL < minLeaseTTL || c.kvstoreLeaseTTL > maxLeaseTTL:
 		return fmt.Errorf("--kvstore-lease-ttl %s: want %s to %s", c.kvstoreLeaseTTL, minLeaseTTL, maxLeaseTTL)
 	}
 	if err := checkNodeName(c.nodeName); err != nil {
 		return err
 	}
-	switch mode := datapath.RoutingMode(c.routingMode); mode {
-	case datapath.RoutingNone, datapath.RoutingNative:
-	default:
-		return fmt.Errorf("--routing-mode %q: want none or native", mode)
+	if !datapath.RoutingMode(c.routingMode).Valid() {
+		return fmt.Errorf("--routing-mode %q: want none, native or tunnel", c.routingMode)
+	}
+	if err := c.checkMark(); err != nil {
+		return err
 	}
 	if len(familyOf(c.nodeIPs, false)) > 1 || len(familyOf(c.nodeIPs, true)) > 1 {
 		return fmt.Errorf("--node-ip: several addresses of one family: %v", c.nodeIPs)

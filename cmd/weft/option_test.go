@@ -69,7 +69,13 @@ var others = map[string][3]string{
 	"kvstore-lease-ttl":         {"1m0s", "2m0s", "3m0s"},
 	"endpoints-dir":             {"/a", "/b", "/c"},
 	"devices":                   {"a", "b", "c"},
-	"routing-mode":              {"native", "native", "native"},
+	"routing-mode":              {"native", "tunnel", "native"},
+	"cluster-routing-mode":      {"west=tunnel", "west=native", "north=none"},
+	"tunnel-port":               {"1", "2", "3"},
+	"overlay-check":             {"count", "count", "count"},
+	"mark":                      {"cilium", "cilium", "cilium"},
+	"mark-mask":                 {}, // see below: they need a mark of their own, and each other
+	"mark-shift":                {},
 	"max-ipcache-entries":       {"1", "2", "3"},
 	"verify-interval":           {"1m0s", "2m0s", "3m0s"},
 	"flow-sample":               {"1", "2", "3"},
@@ -94,6 +100,10 @@ func TestPrecedence(t *testing.T) {
 		if f.Name == "kvstore-config" {
 			values = [3]string{etcd, etcd, etcd}
 		}
+		custom := map[string][3]string{"mark-mask": {"0xff00", "0xff000", "0xff0000"}, "mark-shift": {"1", "2", "3"}}[f.Name]
+		if custom[0] != "" {
+			values = custom
+		}
 		t.Run(f.Name, func(t *testing.T) {
 			base := map[string]string{"WEFT_CLUSTER_NAME": "base", "WEFT_CLUSTER_ID": "9", "WEFT_NODE_NAME": "base", "WEFT_CLUSTERMESH_CACHE_TTL": "9m"}
 			file := writeFile(t, "agent.yaml", fmt.Sprintf("%s: %s\n", f.Name, values[2]))
@@ -111,6 +121,12 @@ func TestPrecedence(t *testing.T) {
 				}
 				if env != "" {
 					vars[environmentName(f.Name)] = env
+				}
+				if custom[0] != "" {
+					vars["WEFT_MARK"] = "custom"
+				}
+				if f.Name == "mark-shift" {
+					vars["WEFT_MARK_MASK"] = "0xffffff00"
 				}
 				var args []string
 				if flag != "" {
@@ -151,6 +167,8 @@ func optionIn(t *testing.T, cfg agentConfig, name string) string {
 		"max-ipcache-entries": cfg.maxEntries, "flow-sample": cfg.flowSample, "log-level": cfg.logLevel, "metrics-address": cfg.metricsAddress,
 		"node-ip": strings.Join(texts(cfg.nodeIPs), ","), "pod-cidr": strings.Join(texts(cfg.podCIDRs), ","),
 		"devices": strings.Join(cfg.devices, ","), "kvstore-opt": strings.Join(texts(cfg.kvstoreOpts), ","),
+		"cluster-routing-mode": strings.Join(texts(cfg.clusterRoutingMode), ","), "tunnel-port": cfg.tunnelPort,
+		"overlay-check": cfg.overlayCheck, "mark": cfg.mark, "mark-mask": cfg.markMask.String(), "mark-shift": cfg.markShift,
 		"kvstore-lease-ttl": cfg.kvstoreLeaseTTL, "verify-interval": cfg.verifyInterval,
 	}
 	value, ok := v[name]
@@ -251,7 +269,17 @@ func TestBadOptions(t *testing.T) {
 		{args: []string{"--cluster-name", "east", "--cluster-id", "256"}, want: "--cluster-id 256: want at most 255"},
 		{args: []string{"--max-connected-clusters", "300"}, want: "--max-connected-clusters: max connected clusters 300: want 255 or 511"},
 		{args: []string{"--clustermesh-config", "/x"}, want: "--clustermesh-config: a cluster of a mesh needs a number of its own"},
-		{args: []string{"--routing-mode", "tunnel"}, want: `--routing-mode "tunnel": want none or native`},
+		{args: []string{"--routing-mode", "tunel"}, want: `--routing-mode "tunel": want none, native or tunnel`},
+		{args: []string{"--cluster-routing-mode", "west"}, want: `"west": want CLUSTER=MODE`},
+		{args: []string{"--cluster-routing-mode", "west=both"}, want: `"west=both": want CLUSTER=MODE`},
+		{args: []string{"--cluster-routing-mode", "West=tunnel"}, want: "cluster name"},
+		{args: []string{"--tunnel-port", "0"}, want: "--tunnel-port: want at least 1"},
+		{args: []string{"--overlay-check", "maybe"}, want: `--overlay-check "maybe": want drop or count`},
+		{args: []string{"--mark", "some"}, want: `--mark "some": want none, cilium or custom`},
+		{args: []string{"--mark", "custom"}, want: "a shift needs a mask"},
+		{args: []string{"--mark", "custom", "--mark-mask", "0xff", "--mark-shift", "8"}, want: "mask 0xff has bits below the shift 8"},
+		{args: []string{"--mark-mask", "1"}, want: "--mark-mask and --mark-shift go with --mark custom"},
+		{args: []string{"--mark", "cilium", "--cluster-name", "east", "--cluster-id", "128"}, want: "Cilium's mark cannot tell cluster 128"},
 		{args: []string{"--node-name", "a/b"}, want: `--node-name "a/b": want letters`},
 		{args: []string{"--node-ip", "10.0.0.1,10.0.0.2"}, want: "--node-ip: several addresses of one family"},
 		{args: []string{"--node-ip", "127.0.0.1"}, want: "127.0.0.1 cannot be a node's address"},
