@@ -14,36 +14,41 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// markContext is a struct __sk_buff with a mark.
-func markContext(t *testing.T, mark uint32) (context []byte, at int) {
+// marker runs frames that have a mark: at is where it stands in a struct __sk_buff.
+type marker struct {
+	*kernel
+	size, at int
+}
+
+func newMarker(t *testing.T) marker {
 	t.Helper()
+	m := marker{kernel: loadKernel(t)}
 	skb := typesOf(t, specs(t)["from_netdev"])["__sk_buff"]
 	for _, member := range skb.Members {
 		if member.Name == "mark" {
-			context, at = make([]byte, skb.Size), int(member.Offset.Bytes())
-			binary.NativeEndian.PutUint32(context[at:], mark)
-			return context, at
+			m.size, m.at = int(skb.Size), int(member.Offset.Bytes())
+			return m
 		}
 	}
 	t.Fatal("struct __sk_buff has no mark")
-	return nil, 0
+	return m
 }
 
 // marked runs a frame with a mark and returns the mark that it has then.
-func (k *kernel) marked(t *testing.T, d Direction, frame []byte, mark uint32) uint32 {
+func (m marker) marked(t *testing.T, d Direction, frame []byte, mark uint32) uint32 {
 	t.Helper()
-	context, at := markContext(t, mark)
-	out := make([]byte, len(context))
+	context, out := make([]byte, m.size), make([]byte, m.size)
+	binary.NativeEndian.PutUint32(context[m.at:], mark)
 	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)), Context: context, ContextOut: out}
-	if ret, err := k.program(d).Run(&opts); err != nil || ret != math.MaxUint32 {
+	if ret, err := m.program(d).Run(&opts); err != nil || ret != math.MaxUint32 {
 		t.Fatalf("run: %d, %v", int32(ret), err)
 	}
-	return binary.NativeEndian.Uint32(out[at:])
+	return binary.NativeEndian.Uint32(out[m.at:])
 }
 
 // TestMark has the bytes of the mark in each layout.
 func TestMark(t *testing.T) {
-	k := loadKernel(t)
+	k := newMarker(t)
 	mustPut(t, k.Maps[MapIPCache], MakeIPCacheKey(netip.MustParsePrefix("10.128.0.1/32")), MakeIPCacheValue(128<<16|5, netip.Addr{}, 0, 0))
 	mustPut(t, k.Maps[MapIPCache], MakeIPCacheKey(netip.MustParsePrefix("10.129.0.1/32")), MakeIPCacheValue(257<<15|1<<24, netip.Addr{}, 0, 0))
 	from := func(src string) []byte { return plain(src) }
@@ -79,7 +84,7 @@ func TestMarkKeepsOtherBits(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Log("seed", seed)
 	rng := rand.New(rand.NewPCG(seed, 3))
-	k := loadKernel(t)
+	k := newMarker(t)
 	for range 500 {
 		c := Config{Mark: Mark(rng.IntN(4)), MarkMask: rng.Uint32(), MarkShift: uint8(rng.IntN(32))}
 		k.configure(t, c)

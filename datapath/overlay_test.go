@@ -186,8 +186,6 @@ func (h *testHost) overlayCounts() map[string]uint64 {
 
 // Two nodes, one overlay: small and large packets of both families inside, of each family outside; identified on both
 // ends, by both identities; the same kernel objects before and after a restart; nothing left behind.
-//
-// mechanism: D3
 func TestOverlay(t *testing.T) {
 	for name, underlay6 := range map[string]bool{"IPv4": false, "IPv6": true} {
 		t.Run("over "+name, func(t *testing.T) {
@@ -233,6 +231,24 @@ func TestOverlay(t *testing.T) {
 			p.wantNothingLeft()
 		})
 	}
+}
+
+// Restarts of both agents lose no packet of the overlay, and leave none unidentified.
+func TestOverlayRestartUnderTraffic(t *testing.T) {
+	p := newOverlayPair(t, false)
+	east, west := p.east.start(), p.west.start()
+	testutil.Eventually(t, patience, func() error { return p.exchange(p.west, p.east, 0, 56) })
+	before := p.east.seen(t)
+	probe := p.east.probeBetween("10.2.1.10", "10.1.1.10")
+	for range 3 {
+		probe.wait(50)
+		east.stop()
+		probe.wait(50)
+		east = p.east.start()
+		west.stop()
+		west = p.west.start()
+	}
+	probe.check(before, 131329)
 }
 
 // wantNothingLeft cleans east up.

@@ -21,7 +21,10 @@ type probe struct {
 }
 
 // startProbe sends until stop, which waits for what is under way.
-func (h *testHost) startProbe() *probe {
+func (h *testHost) startProbe() *probe { return h.probeBetween("172.18.2.1", "172.18.1.1") }
+
+// probeBetween is startProbe with an address of the peer and one of the host.
+func (h *testHost) probeBetween(from, to string) *probe {
 	h.t.Helper()
 	if !h.cfg.DualStack {
 		h.t.Fatal("the families are to be told apart")
@@ -32,11 +35,12 @@ func (h *testHost) startProbe() *probe {
 		out net.Conn
 		err error
 	)
-	h.ns.Do(h.t, func() { in, err = net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(172, 18, 1, 1), Port: 7777}) })
+	h.ns.Do(h.t, func() { in, err = net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(to), Port: 7777}) })
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.peer.Do(h.t, func() { out, err = net.Dial("udp", "172.18.1.1:7777") })
+	dialer := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}
+	h.peer.Do(h.t, func() { out, err = dialer.Dial("udp", net.JoinHostPort(to, "7777")) })
 	if err != nil {
 		h.t.Fatal(err)
 	}
