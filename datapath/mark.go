@@ -43,7 +43,7 @@ func (m Mark) Validate() error {
 // for what they are not.
 func CheckMarkCluster(m Mark, cluster identity.ClusterID) error {
 	if m.Kind == bpf.MarkCilium && cluster&0x80 != 0 {
-		return fmt.Errorf("Cilium's mark cannot tell cluster %d: it has another use for the bit that the numbers 128 to 255 and "+
+		return fmt.Errorf("the mark of Cilium cannot tell cluster %d: it has another use for the bit that the numbers 128 to 255 and "+
 			"384 to 511 set: give the cluster another number, or a mark with a mask of its own", cluster)
 	}
 	return nil

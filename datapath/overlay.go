@@ -85,22 +85,25 @@ func (k *keeper) removeOverlay() error {
 	return nil
 }
 
-// makeOverlay returns the index and the MTU of the device.
+// makeOverlay returns the index and the MTU of the device. One that is there goes on with its programs whatever the error.
 func (k *keeper) makeOverlay() (index, mtu int, err error) {
-	plan, err := k.planOverlay()
-	if err != nil {
-		return 0, 0, err
-	}
 	l, err := k.host.overlay()
 	if err != nil {
-		return 0, 0, err
+		return k.overlay, 0, err
 	}
-	if l != nil && !isOverlay(l) {
+	if l != nil && isOverlay(l) {
+		index = l.Attrs().Index
+	}
+	plan, err := k.planOverlay()
+	if err != nil {
+		return index, 0, err
+	}
+	if l != nil && index == 0 {
 		return 0, 0, fmt.Errorf("there is a device of type %s with this name that is not weft's: remove or rename it", l.Type())
 	}
 	if vxlan, ok := l.(*netlink.Vxlan); ok && vxlan.Port != int(plan.Port) {
 		if err := k.host.handle.LinkDel(l); err != nil {
-			return 0, 0, fmt.Errorf("remove the one of port %d: %w", vxlan.Port, err)
+			return index, 0, fmt.Errorf("remove the one of port %d: %w", vxlan.Port, err)
 		}
 		l = nil
 	}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -345,6 +346,7 @@ func TestOverlayDevice(t *testing.T) {
 // lesson: K6
 func TestOverlayInTheWay(t *testing.T) {
 	for name, tc := range map[string]struct{ obstacle, clear, want string }{
+		"a program with the port": {"", "", "something else has UDP port 8472"},
 		"a device of the name": {
 			"link add weft_vxlan type vxlan id 7 dstport 4789", "link del weft_vxlan", "not weft's: remove or rename it",
 		},
@@ -355,7 +357,18 @@ func TestOverlayInTheWay(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newOverlayPair(t, false)
 			h := p.east
-			h.ip(tc.obstacle)
+			clearAway := func() { h.ip(tc.clear) }
+			if tc.obstacle == "" {
+				var socket net.PacketConn
+				var err error
+				h.ns.Do(t, func() { socket, err = net.ListenPacket("udp4", ":8472") })
+				if err != nil {
+					t.Fatal(err)
+				}
+				clearAway = func() { _ = socket.Close() }
+			} else {
+				h.ip(tc.obstacle)
+			}
 			a := h.startUnready()
 			testutil.Eventually(t, patience, func() error {
 				if s := a.Status(); s.Overlay == nil || !strings.Contains(s.Overlay.Error, tc.want) {
@@ -363,7 +376,7 @@ func TestOverlayInTheWay(t *testing.T) {
 				}
 				return nil
 			})
-			h.ip(tc.clear)
+			clearAway()
 			testutil.Eventually(t, patience, func() error {
 				if s := a.Status(); s.Overlay.Error != "" || !s.Ready {
 					return fmt.Errorf("after the obstacle went: %+v", s.Overlay)
@@ -372,6 +385,31 @@ func TestOverlayInTheWay(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A device whose underlay is gone for the time being keeps its programs and routes.
+func TestOverlayWithoutUnderlay(t *testing.T) {
+	p := newOverlayPair(t, false)
+	h := p.east
+	a := h.start()
+	p.west.start()
+	testutil.Eventually(t, patience, func() error { return p.exchange(p.east, p.west, 0, 56) })
+	h.ip("addr del 172.18.1.1/16 dev eth0")
+	testutil.Eventually(t, patience, func() error {
+		s := a.Status()
+		if s.Overlay == nil || !strings.Contains(s.Overlay.Error, "no device has this node's address 172.18.1.1") {
+			return fmt.Errorf("overlay %+v", s.Overlay)
+		}
+		if i := slices.IndexFunc(s.Devices, func(d DeviceStatus) bool { return d.Name == overlayDevice }); i < 0 || !allAttached(s.Devices[i:i+1]) {
+			return fmt.Errorf("devices %+v", s.Devices)
+		}
+		return nil
+	})
+	if routes := h.ip("route show proto 119"); !strings.Contains(routes, "10.2.1.0/24 dev weft_vxlan") {
+		t.Errorf("routes: %s", routes)
+	}
+	h.ip("addr add 172.18.1.1/16 dev eth0")
+	testutil.Eventually(t, patience, func() error { return p.exchange(p.east, p.west, 0, 56) })
 }
 
 // Each cluster may be reached in a mode of its own.

@@ -279,7 +279,7 @@ func TestBadOptions(t *testing.T) {
 		{args: []string{"--mark", "custom"}, want: "a shift needs a mask"},
 		{args: []string{"--mark", "custom", "--mark-mask", "0xff", "--mark-shift", "8"}, want: "mask 0xff has bits below the shift 8"},
 		{args: []string{"--mark-mask", "1"}, want: "--mark-mask and --mark-shift go with --mark custom"},
-		{args: []string{"--mark", "cilium", "--cluster-name", "east", "--cluster-id", "128"}, want: "Cilium's mark cannot tell cluster 128"},
+		{args: []string{"--mark", "cilium", "--cluster-name", "east", "--cluster-id", "128"}, want: "the mark of Cilium cannot tell cluster 128"},
 		{args: []string{"--node-name", "a/b"}, want: `--node-name "a/b": want letters`},
 		{args: []string{"--node-ip", "10.0.0.1,10.0.0.2"}, want: "--node-ip: several addresses of one family"},
 		{args: []string{"--node-ip", "127.0.0.1"}, want: "127.0.0.1 cannot be a node's address"},
