@@ -139,18 +139,18 @@ func (h *testHost) startUnready() *agent {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
+	var result error // read after ended is closed
 	go func() {
 		defer close(ended)
-		h.ns.Do(h.t, func() {
-			if err := d.Run(ctx); err != nil {
-				h.t.Errorf("run: %v", err)
-			}
-		})
+		h.ns.Do(h.t, func() { result = d.Run(ctx) })
 	}()
 	stop := sync.OnceFunc(func() {
 		cancel()
 		select {
 		case <-ended:
+			if result != nil {
+				h.t.Errorf("run: %v", result)
+			}
 		case <-time.After(patience):
 			h.t.Error("run does not end")
 		}
