@@ -45,8 +45,8 @@ func (h *testHost) probeBetween(from, to string) *probe {
 		h.t.Fatal(err)
 	}
 	done := make(chan struct{})
-	var tasks sync.WaitGroup
-	tasks.Go(func() {
+	var sender, receiver sync.WaitGroup
+	sender.Go(func() {
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
 		for {
@@ -60,7 +60,7 @@ func (h *testHost) probeBetween(from, to string) *probe {
 			}
 		}
 	})
-	tasks.Go(func() {
+	receiver.Go(func() {
 		buf := make([]byte, 64)
 		for {
 			if _, err := in.Read(buf); err != nil {
@@ -71,12 +71,13 @@ func (h *testHost) probeBetween(from, to string) *probe {
 	})
 	p.stop = sync.OnceFunc(func() {
 		close(done)
+		sender.Wait() // what it sends last counts, too
 		for deadline := time.Now().Add(patience); p.received.Load() < p.sent.Load() && time.Now().Before(deadline); {
 			time.Sleep(time.Millisecond)
 		}
 		in.Close()
 		out.Close()
-		tasks.Wait()
+		receiver.Wait()
 	})
 	h.t.Cleanup(p.stop)
 	return p
