@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/weftmesh/weft/api"
 )
@@ -99,7 +98,6 @@ func evilLab() api.Agent {
 //
 // lesson: R13
 func TestNothingDrivesTheTerminal(t *testing.T) {
-	time.Local = time.UTC
 	env := map[string]string{"WEFT_API_SOCKET": serveAgent(t, evilLab())}
 	formats := []string{"table", "wide", "tsv", "json", "yaml", "jsonpath=$..*"}
 	var tried []string

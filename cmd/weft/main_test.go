@@ -21,6 +21,12 @@ import (
 	"github.com/weftmesh/weft/api"
 )
 
+// TestMain has times printed as they are in testdata, before anything runs that might read where we are.
+func TestMain(m *testing.M) {
+	time.Local = time.UTC
+	os.Exit(m.Run())
+}
+
 var update = flag.Bool("update", false, "write what the commands print into testdata")
 
 var (
@@ -278,7 +284,6 @@ func labStatus(healthy bool) api.Status {
 
 func TestCommands(t *testing.T) {
 	t.Setenv("TZ", "UTC")
-	time.Local = time.UTC
 	well, unwell := serveAgent(t, lab(true)), serveAgent(t, lab(false))
 	for _, tc := range []struct {
 		golden string
