@@ -132,7 +132,7 @@ func (h host) counters(t *testing.T) map[uint32]uint64 {
 	t.Helper()
 	var list struct {
 		Items []struct {
-			Identity           uint32
+			SourceIdentity     uint32
 			Direction, Verdict string
 			Packets            uint64
 		}
@@ -144,9 +144,9 @@ func (h host) counters(t *testing.T) map[uint32]uint64 {
 	sums := map[uint32]uint64{}
 	for _, c := range list.Items {
 		switch {
-		case c.Direction != "ingress" || c.Verdict == "not-ip" || c.Identity == 10:
+		case c.Direction != "ingress" || c.Verdict == "not-ip" || c.SourceIdentity == 10:
 		case c.Verdict == "identified":
-			sums[c.Identity] += c.Packets
+			sums[c.SourceIdentity] += c.Packets
 		default:
 			sums[0] += c.Packets
 		}
