@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package endpoint
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/weftmesh/weft/internal/testutil"
+)
+
+// faultyKube stands between a source and the real server, passes on what is asked, and at times answers itself.
+type faultyKube struct {
+	addr string
+	// answer replaces the server where it returns true.
+	answer  atomic.Pointer[func(http.ResponseWriter, *http.Request) bool]
+	faulted atomic.Int64 // how often it did
+
+	mu  sync.Mutex
+	cut chan struct{} // closed to end the requests under way
+}
+
+func (b *kubeBench) faulty(t *testing.T) *faultyKube {
+	t.Helper()
+	cert, key := b.server.CA.Issue(t, testutil.Certificate{CommonName: "proxy", Hosts: []string{"127.0.0.1"}})
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "https", Host: b.server.Addr})
+	proxy.FlushInterval = -1
+	proxy.Transport = &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // the real one is next door
+	proxy.ErrorHandler = func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }
+	f := &faultyKube{cut: make(chan struct{})}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, proxy) }))
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(func() {
+		f.cutOff()
+		server.Close()
+	})
+	f.addr = server.Listener.Addr().String()
+	return f
+}
+
+func (f *faultyKube) serve(w http.ResponseWriter, r *http.Request, proxy http.Handler) {
+	f.mu.Lock()
+	cut := f.cut
+	f.mu.Unlock()
+	if answer := f.answer.Load(); answer != nil && (*answer)(w, r) {
+		f.faulted.Add(1)
+		return
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	go func() {
+		select {
+		case <-cut:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	proxy.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// cutOff ends all requests under way, so that the source asks anew.
+func (f *faultyKube) cutOff() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.cut)
+	f.cut = make(chan struct{})
+}
+
+// refuse has everything answered with an HTTP status, and waits until the source has met that.
+func (f *faultyKube) refuse(t *testing.T, code int, reason string) {
+	t.Helper()
+	f.during(t, func(w http.ResponseWriter, _ *http.Request) bool {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		fmt.Fprint(w, status(code, reason))
+		return true
+	})
+}
+
+func status(code int, reason string) string {
+	return fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","message":"fault of the test","reason":%q,"code":%d}`, reason, code)
+}
+
+// during has requests answered by the test, and waits until four have been.
+func (f *faultyKube) during(t *testing.T, answer func(http.ResponseWriter, *http.Request) bool) {
+	t.Helper()
+	f.faulted.Store(0)
+	f.answer.Store(&answer)
+	f.cutOff()
+	testutil.Eventually(t, soon, func() error {
+		if n := f.faulted.Load(); n < 4 {
+			return fmt.Errorf("%d requests have met the fault", n)
+		}
+		return nil
+	})
+}
+
+func (f *faultyKube) heal() { f.answer.Store(nil) }
+
+// Whatever the server answers, what is known stays, and once it is well, what is known is what it holds.
+func (b *kubeBench) testFaults(t *testing.T) {
+	b.namespace(t, "faults", "")
+	f := b.faulty(t)
+	k := b.follow(t, "n4", f.addr)
+	b.pod(t, "faults/constant", container("n4"), running("10.4.0.1"))
+	wantWorkloads(t, k, "faults/constant [10.4.0.1]")
+	for i, fault := range []struct {
+		name   string
+		inject func()
+	}{
+		{"500", func() { f.refuse(t, http.StatusInternalServerError, "InternalError") }},
+		{"429", func() { f.refuse(t, http.StatusTooManyRequests, "TooManyRequests") }},
+		{"410", func() { f.refuse(t, http.StatusGone, "Expired") }},
+		{"410 in the watch", func() {
+			f.during(t, func(w http.ResponseWriter, r *http.Request) bool {
+				if r.URL.Query().Get("watch") == "" {
+					return false
+				}
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprintf(w, "{\"type\":\"ERROR\",\"object\":%s}\n", status(http.StatusGone, "Expired"))
+				return true
+			})
+		}},
+		{"nonsense", func() {
+			f.during(t, func(w http.ResponseWriter, _ *http.Request) bool {
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprint(w, "<html>\x1b[2J")
+				return true
+			})
+		}},
+	} {
+		t.Run(fault.name, func(t *testing.T) {
+			fault.inject()
+			// Behind the back of the source, one pod goes and another comes.
+			name := fmt.Sprintf("faults/passing-%d", i)
+			b.pod(t, name, container("n4"), running(fmt.Sprintf("10.4.1.%d", i)))
+			if i > 0 {
+				b.server.Delete(t, podPath(fmt.Sprintf("faults/passing-%d", i-1)))
+			}
+			known := false
+			for _, w := range k.Workloads() {
+				known = known || w.Name == "constant"
+			}
+			if !known {
+				t.Error("a fault of the server took a pod away")
+			}
+			f.heal()
+			f.cutOff()
+			wantWorkloads(t, k, "faults/constant [10.4.0.1]", fmt.Sprintf("%s [10.4.1.%d]", name, i))
+			wantProblems(t, k)
+		})
+	}
+}
+
+// While the server is away nothing goes; when it is back with a history that does not reach back to what the source has
+// seen, which it answers with 410, what went meanwhile goes.
+func (b *kubeBench) testOutage(t *testing.T) {
+	b.namespace(t, "outage", "")
+	f := b.faulty(t)
+	k := b.follow(t, "n5", f.addr)
+	b.pod(t, "outage/stays", container("n5"), running("10.5.0.1"))
+	b.pod(t, "outage/goes", container("n5"), running("10.5.0.2"))
+	wantWorkloads(t, k, "outage/goes [10.5.0.2]", "outage/stays [10.5.0.1]")
+	f.during(t, func(http.ResponseWriter, *http.Request) bool {
+		f.faulted.Add(1)
+		panic(http.ErrAbortHandler)
+	})
+	b.server.Delete(t, podPath("outage/goes"))
+	b.pod(t, "outage/comes", container("n5"), running("10.5.0.3"))
+	b.server.Stop(t)
+	f.heal()
+	wantProblems(t, k, "namespaces cannot be followed, what was known of them stays in force", "pods cannot be followed")
+	wantWorkloads(t, k, "outage/goes [10.5.0.2]", "outage/stays [10.5.0.1]")
+	b.server.Restart(t)
+	wantWorkloads(t, k, "outage/comes [10.5.0.3]", "outage/stays [10.5.0.1]")
+	wantProblems(t, k)
+}
+
+// A source that starts while no server is there waits, and says for what.
+func TestKubernetesAway(t *testing.T) {
+	b := &kubeBench{server: &testutil.KubeAPIServer{Addr: "127.0.0.1:1", CA: testutil.NewCA(t, "kubernetes")}}
+	k := b.follow(t, "n1", "")
+	wantProblems(t, k, "127.0.0.1:1: connect: connection refused", "pods cannot be followed")
+	select {
+	case <-k.Ready():
+		t.Error("ready without a server")
+	default:
+	}
+}
+
+func TestKubernetesOptions(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	for file, want := range map[string]string{
+		"":                  "outside of a pod, name a kubeconfig file",
+		"/nonexistent/file": "kubeconfig /nonexistent/file: stat /nonexistent/file: no such file",
+	} {
+		_, err := NewKubernetes(KubernetesConfig{Kubeconfig: file, NodeName: "n", Log: slog.New(slog.DiscardHandler)})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+// Events may come twice, and the object of a deletion may be an old one. Nobody is woken for nothing.
+func TestKubernetesEvents(t *testing.T) {
+	s := newPods()
+	podAt := func(ip string) *corev1.Pod {
+		p := &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip}}
+		p.Namespace, p.Name, p.ResourceVersion = "shop", "web", ip
+		return p
+	}
+	var n corev1.Namespace
+	n.Name = "shop"
+	for _, step := range []struct {
+		name string
+		do   func()
+		wake bool
+		want string
+	}{
+		{"pod before its namespace", func() { s.put(podAt("10.0.0.1")) }, true, "[]"},
+		{"namespace", func() { s.putNamespace(&n) }, true, "[web 10.0.0.1]"},
+		{"namespace again", func() { s.putNamespace(&n) }, false, "[web 10.0.0.1]"},
+		{"namespace without pods", func() { s.putNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "empty"}}) }, false, "[web 10.0.0.1]"},
+		{"added twice", func() { s.put(podAt("10.0.0.1")) }, false, "[web 10.0.0.1]"},
+		{"another address", func() { s.put(podAt("10.0.0.2")) }, true, "[web 10.0.0.2]"},
+		{"bad address", func() { s.put(podAt("10.0.0.")) }, true, "[]"},
+		{"address of no workload", func() { s.put(podAt("127.0.0.1")) }, true, "[]"},
+		{"good again", func() { s.put(podAt("10.0.0.2")) }, true, "[web 10.0.0.2]"},
+		{"same list", func() { s.replace([]*corev1.Pod{podAt("10.0.0.2")}) }, false, "[web 10.0.0.2]"},
+		{"deleted, told with its first state", func() { s.remove(podAt("10.0.0.1")) }, true, "[]"},
+		{"deleted twice", func() { s.remove(podAt("10.0.0.1")) }, false, "[]"},
+	} {
+		before := s.changed
+		step.do()
+		if woken := before != s.changed; woken != step.wake {
+			t.Errorf("%s: woken %t, want %t", step.name, woken, step.wake)
+		}
+		got := []string{}
+		all, problems := s.workloads()
+		for _, w := range all {
+			got = append(got, w.Name+" "+w.IPs[0].String())
+		}
+		if fmt.Sprint(got) != step.want {
+			t.Errorf("%s: workloads %v, want %s (problems %v)", step.name, got, step.want, problems)
+		}
+		if bad := strings.Contains(step.name, "address of no") || strings.HasPrefix(step.name, "bad"); bad && len(problems) != 1 {
+			t.Errorf("%s: problems %v", step.name, problems)
+		}
+	}
+}
