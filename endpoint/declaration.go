@@ -28,7 +28,8 @@ type declaration struct {
 	id                              uint32 // 0: not given
 	ips                             []netip.Addr
 	identity                        identity.ID
-	labels                          identity.Labels // as other clusters see them
+	given                           map[string]string // labels, as declared
+	labels                          identity.Labels   // as other clusters see them
 	ports                           []ipcache.NamedPort
 }
 
@@ -127,7 +128,7 @@ func (c cluster) declare(node *yaml.Node) (declaration, error) {
 		return declaration{}, err
 	}
 	d := declaration{
-		namespace: cmp.Or(e.Namespace, defaultName), name: e.Name, id: uint32(e.ID),
+		namespace: cmp.Or(e.Namespace, defaultName), name: e.Name, id: uint32(e.ID), given: e.Labels,
 		serviceAccount: cmp.Or(e.ServiceAccount, defaultName),
 	}
 	for field, name := range map[string]string{"name": d.name, "namespace": d.namespace, "serviceAccount": d.serviceAccount} {
