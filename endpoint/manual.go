@@ -26,7 +26,7 @@ var (
 	// ErrRefused indicates an endpoint that cannot be, whatever the state of the node.
 	ErrRefused = errors.New("endpoint refused")
 	// ErrUnknown indicates an endpoint that was never added, or is gone.
-	ErrUnknown = errors.New("no such endpoint")
+	ErrUnknown = errors.New("was not added through the API")
 	// errNotRead indicates a state file that is not known yet, so that it must not be written over.
 	errNotRead = errors.New("nothing can be changed before it has been read")
 )
@@ -258,7 +258,7 @@ func (m *Manual) Remove(namespace, name string) error {
 	defer m.mu.Unlock()
 	key := namespace + "/" + name
 	if _, known := m.kept[key]; !known && m.kept != nil {
-		return fmt.Errorf("endpoint %s was not added here: %w", key, ErrUnknown)
+		return fmt.Errorf("endpoint %s %w", key, ErrUnknown)
 	}
 	next := maps.Clone(m.kept)
 	delete(next, key)
