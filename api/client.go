@@ -3,6 +3,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -184,16 +185,21 @@ func ask[T any](ctx context.Context, c *Client, path string) (answer T, err erro
 
 // get returns a response with status 200; others become errors.
 func (c *Client) get(ctx context.Context, path string) (*http.Response, error) {
-	return c.exchange(ctx, c.http, http.MethodGet, path)
+	return c.exchange(ctx, c.http, http.MethodGet, path, nil)
 }
 
 // do is get for what takes longer, or changes something.
 func (c *Client) do(ctx context.Context, method, path string) (*http.Response, error) {
-	return c.exchange(ctx, c.patient, method, path)
+	return c.exchange(ctx, c.patient, method, path, nil)
 }
 
-func (c *Client) exchange(ctx context.Context, by *http.Client, method, path string) (*http.Response, error) {
-	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, nil)
+// send is do with a body.
+func (c *Client) send(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+	return c.exchange(ctx, c.patient, method, path, body)
+}
+
+func (c *Client) exchange(ctx context.Context, by *http.Client, method, path string, body []byte) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

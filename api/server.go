@@ -35,7 +35,8 @@ type Agent struct {
 	Conflicts  func() iter.Seq[Conflict]
 	Metrics    http.Handler // answers with all metrics
 	// Verify compares the kernel with the tables, and may take seconds.
-	Verify func(ctx context.Context, repair bool) (Verification, error)
+	Verify    func(ctx context.Context, repair bool) (Verification, error)
+	Endpoints EndpointStore
 	// Describe completes flows from the log with what would be too much to keep there.
 	Describe func([]Flow)
 	Flows    *FlowLog
@@ -124,6 +125,7 @@ func (s *Server) routes() http.Handler {
 	})
 	get("/v1/flows", []string{"follow", "last"}, s.flows)
 	mux.HandleFunc("/v1/verify", s.verify)
+	s.endpoints(mux)
 	s.health(get)
 	return mux
 }
