@@ -97,7 +97,7 @@ func (h host) start(t *testing.T, cluster string, id int, flags ...string) *agen
 	}
 	a := &agent{log: log, cmd: exec.Command(os.Getenv(weftEnv), append([]string{
 		"agent", "--cluster-name", cluster, "--cluster-id", fmt.Sprint(id), "--node-name", cluster + "-n1",
-		"--node-ip", "172.18.1.1", "--clustermesh-config", h.clustermesh, "--endpoints-dir", h.endpoints,
+		"--node-ip", "172.18.1.1", "--clustermesh-config", h.clustermesh, "--endpoints-dir", h.endpoints, "--state-dir", h.endpoints + ".state",
 		"--bpffs", h.bpffs, "--api-socket", h.socket, "--devices", "eth0", "--routing-mode", "none",
 	}, flags...)...)}
 	a.cmd.Stdout, a.cmd.Stderr = log, log

@@ -30,6 +30,7 @@ type agentConfig struct {
 	ClusterMeshConfig    string   `yaml:"clustermesh-config"`
 	KVStoreConfig        string   `yaml:"kvstore-config"`
 	EndpointsDir         string   `yaml:"endpoints-dir"`
+	StateDir             string   `yaml:"state-dir"`
 	BPFFS                string   `yaml:"bpffs"`
 	APISocket            string   `yaml:"api-socket"`
 	Devices              []string `yaml:"devices"`
@@ -49,6 +50,7 @@ func (l *lab) agentConfig(n nodePlan) agentConfig {
 		ClusterMeshConfig:    l.nodeFile(n.Name, "clustermesh"),
 		KVStoreConfig:        l.nodeFile(n.Name, "kvstore.yaml"),
 		EndpointsDir:         l.endpoints(n.Name),
+		StateDir:             l.nodeFile(n.Name, "state"),
 		BPFFS:                l.bpffs(n.Name),
 		APISocket:            l.socket(n.Name),
 		Devices:              []string{"eth0"},

@@ -64,6 +64,8 @@ type agent struct {
 
 	client    *kvstore.Client // nil without an etcd of our own, and so is writer
 	writer    *kvstore.Writer
+	sources   []endpoint.Source // of workloads, in the order of their precedence; files come after them
+	added     *endpoint.Manual  // the source that the API writes to
 	endpoints *endpoint.Registry
 	mesh      *mesh.Mesh
 	datapath  *datapath.Datapath
@@ -88,7 +90,7 @@ func newAgent(cfg agentConfig, env environment) (a *agent, err error) {
 			a.close()
 		}
 	}()
-	for _, assemble := range []func() error{a.addKVStore, a.addEndpoints, a.addMesh, a.addDatapath} {
+	for _, assemble := range []func() error{a.addKVStore, a.addSources, a.addEndpoints, a.addMesh, a.addDatapath} {
 		if err := assemble(); err != nil {
 			return nil, err
 		}
@@ -125,6 +127,31 @@ func (a *agent) addKVStore() (err error) {
 	}
 	a.writer = kvstore.NewWriter(a.client, kvstore.WriterConfig{TTL: a.cfg.kvstoreLeaseTTL, Log: log})
 	a.tasks = append(a.tasks, a.writer)
+	return nil
+}
+
+// addSources assembles where workloads come from besides files.
+func (a *agent) addSources() (err error) {
+	if a.cfg.kubernetes {
+		kubernetes, err := endpoint.NewKubernetes(endpoint.KubernetesConfig{
+			Kubeconfig: a.cfg.kubeconfig, NodeName: a.cfg.nodeName, Log: a.log.With("task", "kubernetes"),
+		})
+		if err != nil {
+			return usagef("--kubernetes: %w", err)
+		}
+		a.sources = append(a.sources, kubernetes)
+	}
+	a.added, err = endpoint.NewManual(endpoint.ManualConfig{
+		Dir: a.cfg.stateDir, ClusterName: a.cfg.clusterName, ClusterID: identity.ClusterID(a.cfg.clusterID), Layout: a.cfg.layout,
+		Log: a.log.With("task", "api endpoints"),
+	})
+	if err != nil {
+		return err
+	}
+	a.sources = append(a.sources, a.added)
+	for _, s := range a.sources {
+		a.tasks = append(a.tasks, s)
+	}
 	return nil
 }
 

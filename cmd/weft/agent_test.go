@@ -127,8 +127,8 @@ func newSite(t *testing.T) site {
 		}
 	}
 	write(s.config, fmt.Sprintf("cluster-name: east\ncluster-id: 1\nnode-name: east-n1\npod-cidr: [10.1.1.0/24]\nclustermesh-config: %s\n"+
-		"kvstore-config: %s\nendpoints-dir: %s\nbpffs: %s\napi-socket: %s\ndevices: [eth0]\nflow-sample: 1\nmax-ipcache-entries: 1000\nmetrics-address: %s\n",
-		s.clustermesh, kvstore, s.endpointsDir, s.bpffs, s.socket, s.metrics))
+		"kvstore-config: %s\nendpoints-dir: %s\nstate-dir: %s\nbpffs: %s\napi-socket: %s\ndevices: [eth0]\nflow-sample: 1\nmax-ipcache-entries: 1000\nmetrics-address: %s\n",
+		s.clustermesh, kvstore, s.endpointsDir, filepath.Join(dir, "state"), s.bpffs, s.socket, s.metrics))
 	write(filepath.Join(s.endpointsDir, "web.yaml"), "{name: web-0, namespace: shop, ip: 10.1.1.10, identity: 65793, labels: {app: web}}\n")
 	return s
 }

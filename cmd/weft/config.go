@@ -25,6 +25,8 @@ import (
 const (
 	defaultSocket = "/run/weft/weft.sock"
 	defaultBPFFS  = "/sys/fs/bpf"
+	// defaultStateDir is what systemd makes of StateDirectory=weft.
+	defaultStateDir = "/var/lib/weft"
 )
 
 // Bounds of --kvstore-lease-ttl: shorter, and a slow etcd withdraws a node that is well; longer, and a dead one stays.
@@ -69,7 +71,10 @@ type agentOptions struct {
 	kvstoreConfig        string
 	kvstoreOpts          []kvstoreOption
 	kvstoreLeaseTTL      time.Duration
+	kubernetes           bool
+	kubeconfig           string
 	endpointsDir         string
+	stateDir             string
 	devices              []string
 	routingMode          string
 	clusterRoutingMode   []clusterRouting
@@ -112,6 +117,10 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 		"how every etcd is used, one `option`, such as etcd.qps=100")
 	flags.DurationVar(&o.kvstoreLeaseTTL, "kvstore-lease-ttl", 15*time.Minute,
 		"how long what this node publishes outlives its agent, a `duration`")
+	flags.BoolVar(&o.kubernetes, "kubernetes", false, "take the pods of this node from the Kubernetes API, where the node has the name --node-name")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
+		"`file` that says where the Kubernetes API is (default: the service account of the agent's own pod)")
+	flags.StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` of what is to be known after a restart: the endpoints that were added")
 	flags.StringVar(&o.endpointsDir, "endpoints-dir", "", "`directory` of YAML files that declare the workloads of this node")
 	flags.Var(&list[string]{&o.devices, parseDevice, func(s string) string { return s }, "devices", false}, "devices",
 		"`names` of network devices to identify packets on (default: those of the default routes and of the node's addresses)")
@@ -264,6 +273,8 @@ func (c *agentConfig) check() (err error) {
 		return fmt.Errorf("--metrics-address %w", api.CheckMetricsAddress(c.metricsAddress))
 	case c.verifyInterval < minVerifyInterval:
 		return fmt.Errorf("--verify-interval %s: want at least %s", c.verifyInterval, minVerifyInterval)
+	case c.kubeconfig != "" && !c.kubernetes:
+		return errors.New("--kubeconfig: it is read with --kubernetes alone: give that, too")
 	case c.maxEntries == 0:
 		return errors.New("--max-ipcache-entries: want at least 1")
 	case c.tunnelPort == 0:
@@ -284,6 +295,9 @@ func (c *agentConfig) check() (err error) {
 	}
 	if len(familyOf(c.nodeIPs, false)) > 1 || len(familyOf(c.nodeIPs, true)) > 1 {
 		return fmt.Errorf("--node-ip: several addresses of one family: %v", c.nodeIPs)
+	}
+	if !filepath.IsAbs(c.stateDir) {
+		return fmt.Errorf("--state-dir %q: want an absolute path", c.stateDir)
 	}
 	if !filepath.IsAbs(c.bpffs) {
 		return fmt.Errorf("--bpffs %q: want an absolute path", c.bpffs)

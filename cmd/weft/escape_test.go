@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"iter"
 	"log/slog"
 	"net/netip"
@@ -88,7 +89,7 @@ func evilLab() api.Agent {
 			return slices.Values([]api.Conflict{poisoned(api.Conflict{Prefix: westPod.Prefix})})
 		},
 		Services: func() []api.Service { return []api.Service{poisoned(api.Service{})} },
-		Describe: func([]api.Flow) {}, Flows: flows,
+		Describe: func([]api.Flow) {}, Flows: flows, Endpoints: evilStore{},
 		Metrics: newHandler(slog.New(slog.DiscardHandler), newCollector(func() api.Status { return status }, labCounters)),
 	}
 }
@@ -123,7 +124,19 @@ func TestNothingDrivesTheTerminal(t *testing.T) {
 		t.Errorf("an unknown name: exit code %d, %q, %q", code, stdout, stderr)
 	}
 	checkHarmless(t, stderr)
+	for _, args := range []string{"endpoint add a --ip 10.1.1.1", "endpoint remove a"} {
+		if _, stdout, stderr = weft(t, env, strings.Fields(args)...); stdout != "" || !strings.Contains(stderr, "pwned") {
+			t.Errorf("weft %s: %q, %q", args, stdout, stderr)
+		}
+		checkHarmless(t, stderr)
+	}
 }
+
+// evilStore refuses every change of an endpoint, with words of its own.
+type evilStore struct{}
+
+func (evilStore) PutEndpoint([]byte) (bool, error)    { return false, errors.New(evil) }
+func (evilStore) RemoveEndpoint(string, string) error { return errors.New(evil) }
 
 // checkTried finds commands that ask the agent and were not tried.
 func checkTried(t *testing.T, tried []string) {
@@ -133,6 +146,7 @@ func checkTried(t *testing.T, tried []string) {
 		"agent", "bpf", "kvstore", "troubleshoot", "completion", // they ask no agent
 		"clusters get", // its line is below
 		"diagnose", "cleanup", "verify",
+		"endpoint add", "endpoint remove", // theirs are, too
 	}
 	for _, cmd := range leaves(root) {
 		path := strings.TrimPrefix(cmd.CommandPath(), "weft ")

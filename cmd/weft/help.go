@@ -73,6 +73,15 @@ var helpTexts = map[string]help{
 	"service list": {"List the services that the clusters share, with their addresses and how many backends each has. The backends are in the " +
 		"objects for programs.",
 		[]string{"weft service list", "weft service list -o yaml"}},
+	"endpoint add": {"Add a workload of this node: a process, a container or a virtual machine that has addresses of its own. The agent gives it the " +
+		"identity that belongs to its labels and tells the mesh of it. It is kept in the agent's --state-dir, so that it is there after a " +
+		"restart, until it is removed. One of the same namespace and name is replaced.",
+		[]string{
+			"weft endpoint add db-1 --ip 10.1.1.20 --label app=db --namespace shop",
+			"weft endpoint add web-1 --ip 10.1.1.21,fd00:10:1:1::21 --label app=web --port http=8080 --port metrics=9100/udp",
+		}},
+	"endpoint remove": {"Remove a workload that was added with `weft endpoint add`. Pods and what files declare are removed where they come from.",
+		[]string{"weft endpoint remove db-1 --namespace shop"}},
 	"bpf ipcache list": {"List the entries of the kernel's map that identifies addresses, read off its pin: it needs no agent.",
 		[]string{"weft bpf ipcache list", "weft bpf ipcache list -o json"}},
 	"bpf ipcache get": {"Look an address up in the kernel's map as the programs do. It needs no agent. The kernel tells the value, not the prefix " +

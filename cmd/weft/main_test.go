@@ -367,7 +367,7 @@ func TestExitCodes(t *testing.T) {
 		{"ip get 10.0.0.1 --api-socket " + socket, 1, "weft: no prefix contains 10.0.0.1: not found\n"},
 		{"identity get 7 --api-socket " + socket, 1, "weft: identity 7 is not known: not found\n"},
 		{"bpf ipcache list --bpffs /nonexistent", 1, "weft: no usable BPF file system: /nonexistent does not exist"},
-		{"", 2, "weft: weft needs one of: agent, bpf, cleanup, clusters, completion, diagnose, explain, flows, "},
+		{"", 2, "weft: weft needs one of: agent, bpf, cleanup, clusters, completion, diagnose, endpoint, explain, flows, "},
 		{"status --wait --timeout 0s", 2, "weft: --timeout 0s: want a duration above 0"},
 		{"status --wait --timeout 300ms --api-socket " + nobody, 3, "weft: agent unreachable at "},
 		{"monitor --last 1 --api-socket " + socket, 0, ""},

@@ -68,6 +68,9 @@ var others = map[string][3]string{
 	"kvstore-opt":               {"etcd.qps=1", "etcd.qps=2", "etcd.limit=3"},
 	"kvstore-lease-ttl":         {"1m0s", "2m0s", "3m0s"},
 	"endpoints-dir":             {"/a", "/b", "/c"},
+	"kubernetes":                {"true", "true", "true"},
+	"kubeconfig":                {"/a", "/b", "/c"},
+	"state-dir":                 {"/a", "/b", "/c"},
 	"devices":                   {"a", "b", "c"},
 	"routing-mode":              {"native", "tunnel", "native"},
 	"cluster-routing-mode":      {"west=tunnel", "west=native", "north=none"},
@@ -105,7 +108,7 @@ func TestPrecedence(t *testing.T) {
 			values = custom
 		}
 		t.Run(f.Name, func(t *testing.T) {
-			base := map[string]string{"WEFT_CLUSTER_NAME": "base", "WEFT_CLUSTER_ID": "9", "WEFT_NODE_NAME": "base", "WEFT_CLUSTERMESH_CACHE_TTL": "9m"}
+			base := map[string]string{"WEFT_CLUSTER_NAME": "base", "WEFT_CLUSTER_ID": "9", "WEFT_NODE_NAME": "base", "WEFT_CLUSTERMESH_CACHE_TTL": "9m", "WEFT_KUBERNETES": "true"}
 			file := writeFile(t, "agent.yaml", fmt.Sprintf("%s: %s\n", f.Name, values[2]))
 			get := func(env, flag string) string {
 				t.Helper()
@@ -170,6 +173,7 @@ func optionIn(t *testing.T, cfg agentConfig, name string) string {
 		"cluster-routing-mode": strings.Join(texts(cfg.clusterRoutingMode), ","), "tunnel-port": cfg.tunnelPort,
 		"overlay-check": cfg.overlayCheck, "mark": cfg.mark, "mark-mask": cfg.markMask.String(), "mark-shift": cfg.markShift,
 		"kvstore-lease-ttl": cfg.kvstoreLeaseTTL, "verify-interval": cfg.verifyInterval,
+		"kubernetes": cfg.kubernetes, "kubeconfig": cfg.kubeconfig, "state-dir": cfg.stateDir,
 	}
 	value, ok := v[name]
 	if !ok {
@@ -286,6 +290,8 @@ func TestBadOptions(t *testing.T) {
 		{args: []string{"--pod-cidr", "10.1.1.1/24"}, want: "10.1.1.1/24 has bits beyond its length: did you mean 10.1.1.0/24?"},
 		{args: []string{"--devices", "a-name-that-is-too-long"}, want: "is not the name of a device"},
 		{args: []string{"--max-ipcache-entries", "0"}, want: "--max-ipcache-entries: want at least 1"},
+		{args: []string{"--kubeconfig", "/x"}, want: "--kubeconfig: it is read with --kubernetes alone"},
+		{args: []string{"--state-dir", "relative"}, want: `--state-dir "relative": want an absolute path`},
 		{args: []string{"--bpffs", "relative"}, want: `--bpffs "relative": want an absolute path`},
 		{args: []string{"--kvstore-config", "/nonexistent"}, want: "--kvstore-config: "},
 	} {

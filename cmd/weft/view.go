@@ -25,7 +25,7 @@ func (a *agent) view() api.Agent {
 		Version: versionInfo, Status: a.status, IPs: a.listIPs, IP: a.findIP, Nodes: a.listNodes,
 		Identities: a.listIdentities, Identity: a.findIdentity, Describe: a.describe, Flows: a.flows,
 		Services: a.listServices, Explain: a.explain, Conflicts: a.listConflicts, Metrics: a.metrics(),
-		Verify: a.verify,
+		Verify: a.verify, Endpoints: addedEndpoints{a.added},
 	}
 }
 
