@@ -85,9 +85,10 @@ func newAgent(cfg agentConfig, env environment) (a *agent, err error) {
 		ips: ipcache.New(), nodes: node.NewTable(), identities: identity.NewTable(), services: service.NewTable(),
 		flows: api.NewFlowLog(),
 	}
+	opened := a // a is nil where an error is returned
 	defer func() {
 		if err != nil {
-			a.close()
+			opened.close()
 		}
 	}()
 	for _, assemble := range []func() error{a.addKVStore, a.addSources, a.addEndpoints, a.addMesh, a.addDatapath} {
