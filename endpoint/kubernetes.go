@@ -257,11 +257,12 @@ func with[T runtime.Object](object any, do func(T)) error {
 	return nil
 }
 
-// quiet hands on what the client library logs as details: what matters of it stands in Problems.
+// quiet hands on what the client library logs as details: what matters of it stands in Problems. What it takes for finer
+// than details is whole messages of the server, which are nobody's business in a log.
 type quiet struct{ slog.Handler }
 
-func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
-	return q.Handler.Enabled(ctx, slog.LevelDebug)
+func (q quiet) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelDebug && q.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
 func (q quiet) Handle(ctx context.Context, r slog.Record) error {

@@ -28,13 +28,15 @@ const soon = time.Minute
 
 // kubeBench is one API server for several tests, each with a node and a namespace of its own.
 type kubeBench struct {
+	etcd   *testutil.Etcd
 	server *testutil.KubeAPIServer
 	token  string // of the account that deploy/kubernetes makes
 }
 
 func startKube(t *testing.T) *kubeBench {
 	t.Helper()
-	b := &kubeBench{server: testutil.StartKubeAPIServer(t, testutil.StartEtcd(t))}
+	etcd := testutil.StartEtcd(t)
+	b := &kubeBench{etcd: etcd, server: testutil.StartKubeAPIServer(t, etcd)}
 	testutil.Eventually(t, soon, func() error { // the server makes it a moment after it is ready
 		return b.server.Exists("/api/v1/namespaces/kube-system")
 	})
@@ -76,9 +78,14 @@ func (b *kubeBench) manifest(t *testing.T, file string, kinds ...string) {
 // follow runs a source for a node, which reaches the server at addr.
 func (b *kubeBench) follow(t *testing.T, node, addr string) *Kubernetes {
 	t.Helper()
+	return b.followLogged(t, node, addr, slog.New(slog.DiscardHandler))
+}
+
+func (b *kubeBench) followLogged(t *testing.T, node, addr string, log *slog.Logger) *Kubernetes {
+	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	b.server.WriteKubeconfig(t, kubeconfig, addr, b.token)
-	k, err := NewKubernetes(KubernetesConfig{Kubeconfig: kubeconfig, NodeName: node, Log: slog.New(slog.DiscardHandler)})
+	k, err := NewKubernetes(KubernetesConfig{Kubeconfig: kubeconfig, NodeName: node, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,6 +257,8 @@ func (b *kubeBench) testPods(t *testing.T) {
 }
 
 // A pod that was asked to end keeps what it has until it is gone, but not what has been given to another.
+//
+// lesson: X8
 func (b *kubeBench) testAddressPassesOn(t *testing.T) {
 	b.namespace(t, "turn", "")
 	k := b.follow(t, "n3", "")
