@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
@@ -44,7 +45,7 @@ type KubernetesConfig struct {
 // stays.
 type Kubernetes struct {
 	cfg    KubernetesConfig
-	client rest.Interface
+	client *rest.RESTClient
 	pods   *pods
 	ready  chan struct{}
 	// longest bounds the time between attempts; tests that cause many have less of it.
@@ -91,7 +92,7 @@ func kubernetesAccess(kubeconfig string) (*rest.Config, error) {
 }
 
 // kubernetesClient knows the core group alone: a client of all groups would double the size of the binary.
-func kubernetesClient(access *rest.Config) (rest.Interface, error) {
+func kubernetesClient(access *rest.Config) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
 		return nil, err
@@ -142,6 +143,7 @@ func (k *Kubernetes) Run(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logr.FromSlogHandler(quiet{k.cfg.Log.Handler()}))
 	namespaces := newReplica(k.pods.putNamespace, k.pods.removeNamespace, k.pods.replaceNamespaces)
 	own := newReplica(k.pods.put, k.pods.remove, k.pods.replace)
+	defer utilnet.CloseIdleConnectionsFor(k.client.Client.Transport)
 	var running sync.WaitGroup
 	defer running.Wait()
 	for _, r := range []*cache.Reflector{

@@ -29,7 +29,6 @@ func claimed(source string, lines ...string) []Workload {
 
 func TestPrecedence(t *testing.T) {
 	type step struct {
-		name                  string
 		kubernetes, api, file []string
 		want                  string // "source namespace/name addresses" of all
 		conflicts             []string
