@@ -39,7 +39,17 @@ func MasterKey(id ID) string { return StatePrefix + "/id/" + strconv.FormatUint(
 // SlaveKey is the key by which the node with address nodeIP says that it uses the identity of labels. As in every key,
 // runs of slashes in it are one.
 func SlaveKey(labels Labels, nodeIP netip.Addr) string {
-	key := StatePrefix + "/value/" + labels.String() + "/" + nodeIP.String()
+	return SlavePrefix(labels.String()) + nodeIP.String()
+}
+
+// SlavePrefix is what the keys begin with by which nodes say that they use the identity of labels, in their canonical
+// form. Such a key has no slash after it.
+func SlavePrefix(labels string) string { return join(StatePrefix + "/value/" + labels + "/") }
+
+// LockKey is the path of the lock under which labels, in their canonical form, are given an identity.
+func LockKey(labels string) string { return join(StatePrefix + "/locks/" + labels) }
+
+func join(key string) string {
 	for strings.Contains(key, "//") {
 		key = strings.ReplaceAll(key, "//", "/")
 	}

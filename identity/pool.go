@@ -76,7 +76,10 @@ func (p *Pool) Pick(random func(n uint32) uint32) (ID, bool) {
 	return Invalid, false
 }
 
-// Release ends what Pick held.
+// Hold keeps id, which is in use, from being picked, bound or not, until Release.
+func (p *Pool) Hold(id ID) { p.held[id] = true }
+
+// Release ends what Pick or Hold held.
 func (p *Pool) Release(id ID) { delete(p.held, id) }
 
 // Free is how many identities are neither bound nor held.

@@ -135,3 +135,18 @@ func (c *Client) ListLeases(ctx context.Context) ([]LeaseInfo, error) {
 	}
 	return leases, nil
 }
+
+// DeleteIfUnchanged deletes a key if nobody has written it since it was read,
+// and reports whether it did.
+func (c *Client) DeleteIfUnchanged(ctx context.Context, read KV) (deleted bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	resp, err := c.etcd.Txn(ctx).
+		If(clientv3.Compare(clientv3.ModRevision(read.Key), "=", read.Revision)).
+		Then(clientv3.OpDelete(read.Key)).
+		Commit()
+	if err != nil {
+		return false, fmt.Errorf("delete %s: %w", read.Key, c.explain(err))
+	}
+	return resp.Succeeded, nil
+}

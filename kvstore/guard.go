@@ -25,6 +25,8 @@ const (
 	OpPut    OpKind = iota // write the key, whatever it holds
 	OpCreate               // write the key, which must not exist
 	OpDelete               // delete the key, if it exists
+	OpAbsent               // write nothing: there must be no key that begins with Key
+	OpEqual                // write nothing: the key must have this value
 )
 
 // Put writes a key, without a lease, if the lock is held.
@@ -45,32 +47,37 @@ func (l *Lock) Delete(ctx context.Context, key string) error {
 
 // Txn does all of ops, up to 100 of different keys, at one revision if the
 // lock is held, and none otherwise. It returns ErrLockLost where the lock is
-// not held, and ErrExists where a key to be created exists. With any other
-// error it may have been done or not.
+// not held, and ErrExists where a key to be created exists, or one is not
+// absent or not equal as ops want it. With any other error it may have been
+// done or not.
 func (l *Lock) Txn(ctx context.Context, ops ...Op) error {
 	if err := l.session.Err(); err != nil {
 		return l.lost(ops, err)
 	}
 	var (
-		absent []clientv3.Cmp
-		do     []clientv3.Op
+		as []clientv3.Cmp
+		do []clientv3.Op
 	)
 	for _, op := range ops {
 		switch op.Kind {
 		case OpCreate:
-			absent = append(absent, clientv3.Compare(clientv3.CreateRevision(op.Key), "=", 0))
+			as = append(as, clientv3.Compare(clientv3.CreateRevision(op.Key), "=", 0))
 			fallthrough
 		case OpPut:
 			do = append(do, clientv3.OpPut(op.Key, string(op.Value), clientv3.WithLease(clientv3.LeaseID(op.Lease))))
 		case OpDelete:
 			do = append(do, clientv3.OpDelete(op.Key))
+		case OpAbsent: // all keys of the range must have been created at 0, which none has
+			as = append(as, clientv3.Compare(clientv3.CreateRevision(op.Key), "=", 0).WithPrefix())
+		case OpEqual:
+			as = append(as, clientv3.Compare(clientv3.Value(op.Key), "=", string(op.Value)))
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	resp, err := l.c.etcd.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.revision)).
-		Then(clientv3.OpTxn(absent, do, nil)).
+		Then(clientv3.OpTxn(as, do, nil)).
 		Commit()
 	switch {
 	case err != nil:

@@ -149,6 +149,20 @@ func (w *Writer) Create(key string, value []byte) { w.want(key, intendCreate, va
 // latter until its lease ends. So does a created key that existed before.
 func (w *Writer) Delete(key string) { w.want(key, intendDelete, nil) }
 
+// Release ends the care for a key that was to be created, and leaves it in
+// etcd: whoever else uses it may go on.
+func (w *Writer) Release(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if r := w.records[key]; r != nil && r.intent == intendCreate {
+		w.forget(key, r)
+	}
+}
+
+// Observe tells the writer what a watch saw of a key. One that is to be there
+// and is not as it should be is put back at once.
+func (w *Writer) Observe(key string, value []byte, exists bool) { w.saw(key, value, exists) }
+
 // deleteAll wants no key of this writer to exist.
 func (w *Writer) deleteAll() {
 	w.mu.Lock()
