@@ -17,6 +17,8 @@ const (
 	KindIPList       = "IPList"
 	KindNodeList     = "NodeList"
 	KindIdentity     = "Identity"
+	KindEndpoint     = "Endpoint"
+	KindEndpointList = "EndpointList"
 	KindIdentityList = "IdentityList"
 	KindServiceList  = "ServiceList"
 	KindFlow         = "Flow"

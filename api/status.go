@@ -164,7 +164,17 @@ type Endpoint struct {
 	IPs       []netip.Addr `json:"ips"`
 	Identity  uint32       `json:"identity"`
 	Labels    []string     `json:"labels"`
-	File      string       `json:"file"`
+	Source    string       `json:"source"` // kubernetes, api or file
+	Origin    string       `json:"origin"` // where in the source: file:line, the UID of a pod
+	State     string       `json:"state"`
+	Reason    string       `json:"reason,omitempty"` // why it waits for its identity
+	Since     time.Time    `json:"since"`            // it has been in this state, with this identity
+}
+
+// EndpointDetail is an endpoint as the answer to a question for one.
+type EndpointDetail struct {
+	Meta
+	Endpoint Endpoint `json:"endpoint"`
 }
 
 // ConfigError is what is wrong with a file that an operator of the node wrote.

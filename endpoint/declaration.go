@@ -219,7 +219,7 @@ func (e entry) addresses() ([]netip.Addr, error) {
 
 func (c cluster) checkIdentity(text string) (identity.ID, error) {
 	if text == "" {
-		return identity.Invalid, errors.New("field \"identity\" is missing")
+		return identity.Invalid, nil // to be allocated
 	}
 	id, err := identity.ParseID(text)
 	if err != nil {

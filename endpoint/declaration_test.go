@@ -39,7 +39,8 @@ func TestParseForms(t *testing.T) {
 			"name: a\nips: [10.1.1.1, 'fd00::1']\nidentity: 65793\n---\n- name: b\n  namespace: shop\n  ip: ::ffff:10.1.1.2\n  identity: 65793\n",
 			[]string{"1 default/a [10.1.1.1 fd00::1]", "5 shop/b [10.1.1.2]"},
 		},
-		"alias": {"- &a {name: a, ip: 10.1.1.1, identity: 65793}\n- *a\n", []string{"1 default/a [10.1.1.1]", "2 default/a [10.1.1.1]"}},
+		"no identity": {"name: a\nip: 10.1.1.1\n", []string{"1 default/a [10.1.1.1]"}},
+		"alias":       {"- &a {name: a, ip: 10.1.1.1, identity: 65793}\n- *a\n", []string{"1 default/a [10.1.1.1]", "2 default/a [10.1.1.1]"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			good, rejected, err := east(t).parse("f.yaml", []byte(tc.content))
@@ -78,7 +79,6 @@ func TestParseRefuses(t *testing.T) {
 		{"- {name: a, ip: 224.0.0.1, identity: 65793}", "cannot be a workload's"},
 		{"- {name: a, ip: 0.0.0.0, identity: 65793}", "cannot be a workload's"},
 		{"- {name: a, ips: [10.1.1.1, '::ffff:10.1.1.1'], identity: 65793}", "ip 10.1.1.1 is given twice"},
-		{"- {name: a, ip: 10.1.1.1}", `field "identity" is missing`},
 		{"- {name: a, ip: 10.1.1.1, identity: web}", `identity "web": want a number`},
 		{"- {name: a, ip: 10.1.1.1, identity: host}", "identity host is outside the range 65536 to 131071 of cluster east"},
 		{"- {name: a, ip: 10.1.1.1, identity: 131329}", "identity 131329 is outside the range 65536 to 131071 of cluster east"},

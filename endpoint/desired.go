@@ -30,28 +30,30 @@ type claimKey struct {
 }
 
 // desire works out what follows from the endpoints.
-func (r *Registry) desire(accepted []declaration) (desired, error) {
+func (r *Registry) desire(accepted []resolved) (desired, error) {
 	w := desired{
 		claims: make(map[claimKey]ipcache.Claim), identities: make(map[identity.ID]identity.Labels),
 		masters: make(map[string][]byte), slaves: make(map[string][]byte), ips: make(map[string][]byte),
 	}
 	for i := range accepted {
 		d := &accepted[i]
-		w.identities[d.identity] = d.labels
-		for _, ip := range d.ips {
+		if d.id != identity.Init {
+			w.identities[d.id] = d.labels
+		}
+		for _, ip := range d.IPs {
 			claim := r.claim(d, ip)
 			w.claims[claimKey{claim.Prefix, claim.Owner.Object}] = claim
 		}
-		if r.cfg.Publisher == nil {
+		if r.cfg.Publisher == nil || d.id == identity.Init {
 			continue
 		}
-		w.masters[identity.MasterKey(d.identity)] = []byte(d.labels.String())
-		w.slaves[identity.SlaveKey(d.labels, r.cfg.HostIP)] = strconv.AppendUint(nil, uint64(d.identity), 10)
-		for _, ip := range d.ips {
+		w.masters[identity.MasterKey(d.id)] = []byte(d.text)
+		w.slaves[identity.SlaveKey(d.labels, r.cfg.HostIP)] = strconv.AppendUint(nil, uint64(d.id), 10)
+		for _, ip := range d.IPs {
 			a := r.announcement(d, ip)
 			value, err := a.Marshal()
 			if err != nil {
-				return desired{}, fmt.Errorf("endpoint %s: %w", d, err)
+				return desired{}, fmt.Errorf("endpoint %s: %w", d.key(), err)
 			}
 			w.ips[a.Key()] = value
 		}
@@ -59,23 +61,22 @@ func (r *Registry) desire(accepted []declaration) (desired, error) {
 	return w, nil
 }
 
-func (r *Registry) claim(d *declaration, ip netip.Addr) ipcache.Claim {
+func (r *Registry) claim(d *resolved, ip netip.Addr) ipcache.Claim {
 	return ipcache.Claim{
 		Prefix: netip.PrefixFrom(ip, ip.BitLen()),
-		Owner:  ipcache.Owner{Cluster: r.cfg.ClusterID, Source: ipcache.Local, Object: "endpoint/" + d.String()},
+		Owner:  ipcache.Owner{Cluster: r.cfg.ClusterID, Source: ipcache.Local, Object: "endpoint/" + d.key()},
 		Entry: ipcache.Entry{
-			Identity: d.identity, Host: r.cfg.HostIP, Namespace: d.namespace, Pod: d.name,
-			ServiceAccount: d.serviceAccount, NamedPorts: ipcache.NewNamedPorts(d.ports),
+			Identity: d.id, Host: r.cfg.HostIP, Namespace: d.Namespace, Pod: d.Name,
+			ServiceAccount: d.ServiceAccount, NamedPorts: ipcache.NewNamedPorts(d.Ports),
 		},
 	}
 }
 
-func (r *Registry) announcement(d *declaration, ip netip.Addr) ipcache.Announcement {
+func (r *Registry) announcement(d *resolved, ip netip.Addr) ipcache.Announcement {
 	return ipcache.Announcement{
-		Prefix: netip.PrefixFrom(ip, ip.BitLen()), Host: r.cfg.HostIP, Identity: d.identity,
-		// The second element is the word "default" whatever the cluster's name.
-		Metadata:  "cilium-global:default:" + r.cfg.NodeName + ":" + strconv.FormatUint(uint64(d.endpointID()), 10),
-		Namespace: d.namespace, Pod: d.name, ServiceAccount: d.serviceAccount, NamedPorts: ipcache.NewNamedPorts(d.ports),
+		Prefix: netip.PrefixFrom(ip, ip.BitLen()), Host: r.cfg.HostIP, Identity: d.id,
+		Metadata:  metadataOf(r.cfg.NodeName) + strconv.FormatUint(uint64(d.endpointID()), 10),
+		Namespace: d.Namespace, Pod: d.Name, ServiceAccount: d.ServiceAccount, NamedPorts: ipcache.NewNamedPorts(d.Ports),
 	}
 }
 
@@ -122,6 +123,11 @@ func (r *Registry) publish(next desired) {
 	each(r.inForce.masters, next.masters, r.cfg.Publisher.Create)
 	each(r.inForce.slaves, next.slaves, r.cfg.Publisher.Set)
 	each(r.inForce.ips, next.ips, r.cfg.Publisher.Set)
+	for key := range r.inForce.masters {
+		if _, ok := next.masters[key]; !ok {
+			r.cfg.Publisher.Release(key)
+		}
+	}
 	for _, keys := range []struct{ from, to map[string][]byte }{{r.inForce.ips, next.ips}, {r.inForce.slaves, next.slaves}} {
 		for _, key := range slices.Sorted(maps.Keys(keys.from)) {
 			if _, ok := keys.to[key]; !ok {

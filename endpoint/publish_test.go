@@ -22,7 +22,7 @@ import (
 var _ endpoint.Publisher = (*kvstore.Writer)(nil)
 
 // newPublishing assembles a registry of node east-n1 over dir that publishes into etcd.
-func newPublishing(t *testing.T, etcd *testutil.Etcd, dir string) (*kvstore.Writer, *endpoint.Registry) {
+func newPublishing(t *testing.T, etcd *testutil.Etcd, dir string) (*kvstore.Writer, *endpoint.Files, *endpoint.Registry) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	client, err := kvstore.Dial(kvstore.Config{Endpoints: []string{etcd.Endpoint()}}, log)
@@ -35,14 +35,15 @@ func newPublishing(t *testing.T, etcd *testutil.Etcd, dir string) (*kvstore.Writ
 	if err != nil {
 		t.Fatal(err)
 	}
+	files := endpoint.NewFiles(endpoint.FilesConfig{Dir: dir, ClusterName: "east", ClusterID: 1, Layout: layout})
 	registry, err := endpoint.New(endpoint.Config{
-		Dir: dir, ClusterName: "east", ClusterID: 1, NodeName: "east-n1", Layout: layout, HostIP: netip.MustParseAddr("172.18.1.1"),
+		Sources: []endpoint.Source{files}, ClusterName: "east", ClusterID: 1, NodeName: "east-n1", HostIP: netip.MustParseAddr("172.18.1.1"),
 		IPs: ipcache.New(), Identities: identity.NewTable(), Publisher: writer, Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return writer, registry
+	return writer, files, registry
 }
 
 // The keys of endpoints come to a real etcd and go again; the labels of an identity stay, and are not overwritten.
@@ -51,15 +52,16 @@ func newPublishing(t *testing.T, etcd *testutil.Etcd, dir string) (*kvstore.Writ
 func TestPublishesIntoEtcd(t *testing.T) {
 	etcd := testutil.StartEtcd(t)
 	dir := t.TempDir()
-	writer, registry := newPublishing(t, etcd, dir)
+	writer, files, registry := newPublishing(t, etcd, dir)
 	const taken = "k8s:app=other;"
 	etcd.Put(t, "cilium/state/identities/v1/id/65794", taken)
 	write(t, dir, "a.yaml", "- {name: web, namespace: shop, ip: 10.1.1.10, identity: 65793, labels: {app: web}}\n"+
 		"- {name: db, namespace: shop, ip: 10.1.1.11, identity: 65794, labels: {app: db}}\n")
 
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 2)
+	done := make(chan error, 3)
 	go func() { done <- writer.Run(ctx) }()
+	go func() { done <- files.Run(ctx) }()
 	go func() { done <- registry.Run(ctx) }()
 	const labels = "k8s:app=web;k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name=shop;" +
 		"k8s:io.cilium.k8s.policy.cluster=east;k8s:io.cilium.k8s.policy.serviceaccount=default;k8s:io.kubernetes.pod.namespace=shop;"
@@ -95,7 +97,7 @@ func TestPublishesIntoEtcd(t *testing.T) {
 	write(t, dir, "a.yaml", "{name: web, namespace: shop, ip: 10.1.1.10, identity: 65793, labels: {app: web}}\n")
 	expect(true)
 	cancel()
-	for range 2 {
+	for range 3 {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}

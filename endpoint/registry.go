@@ -6,107 +6,84 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/ipcache"
 )
 
-// How often the directory is looked at: by file attributes, and by content for what attributes do not show. A change is
-// taken at the second look that sees it, so it is in force after at most twice scanInterval.
-const (
-	scanInterval     = 200 * time.Millisecond
-	thoroughInterval = 30 * time.Second
-)
+// withdrawRetry is how long the registry waits before it looks again for what an earlier agent left behind.
+const withdrawRetry = 5 * time.Second
 
 // Publisher makes the cluster's etcd hold a set of keys, in its own time. Implementations are safe for concurrent use
 // with themselves; the calls do not block on the network.
 type Publisher interface {
 	// Set puts a key that is to vanish with this node.
 	Set(key string, value []byte)
-	// Create puts a key that stays, unless it exists already.
+	// Create puts a key that stays, unless it exists already, and keeps it there until Release.
 	Create(key string, value []byte)
+	// Release ends the care for a key that Create put, and leaves it there.
+	Release(key string)
 	// Delete takes back what Set put.
 	Delete(key string)
 }
 
+// Identities finds identities for sets of labels; an [Allocator] does.
+type Identities interface {
+	// Want says which sets are in use, all of them, by their canonical form.
+	Want(sets map[string]identity.Labels)
+	// Identity returns the identity of labels, or Invalid and why they have none.
+	Identity(labels string) (identity.ID, error)
+	// Changed returns a channel that closes when Identity has another answer.
+	Changed() <-chan struct{}
+}
+
+var _ Identities = (*Allocator)(nil)
+
 // Config is what a [Registry] works with.
 type Config struct {
-	// Dir holds the files. Empty: there are no endpoints.
-	Dir         string
+	// Sources of workloads, the one that takes precedence first. They run by themselves.
+	Sources     []Source
 	ClusterName string
 	ClusterID   identity.ClusterID
 	NodeName    string
-	Layout      identity.Layout
+	// Filter says which labels make an identity.
+	Filter identity.Filter
 	// HostIP is the address of this node, by which others reach its endpoints. It must be valid if Publisher is set.
 	HostIP netip.Addr
 
 	IPs        *ipcache.Table
 	Identities *identity.Table
+	// Allocator finds the identities of workloads that come without. Nil: they have none.
+	Allocator Identities
 	// Publisher takes what other nodes and clusters are to know. Nil: nothing is published.
 	Publisher Publisher
+	// Leftovers are the keys of earlier agents of this node. Nil: none are withdrawn.
+	Leftovers Leftovers
 	Log       *slog.Logger
 }
 
-// Registry keeps this node's endpoints equal to what the files of a directory declare.
+// Registry keeps this node's endpoints equal to what the sources know.
 type Registry struct {
-	cfg     Config
-	cluster cluster
-	ready   chan struct{}
+	cfg   Config
+	ready chan struct{}
 
 	// Only Run touches these.
-	dir      *directory
-	accepted []declaration // what is in force, as declared
-	inForce  desired       // and as applied
+	precedence precedence
+	wanted     map[string]identity.Labels // to be allocated, by canonical form
+	inForce    desired
 
 	mu     sync.Mutex
 	status Status // guarded by mu; its slices are replaced, never changed
 }
 
-// Status is what there is to know of the endpoints of this node.
-type Status struct {
-	Endpoints []Endpoint    `json:"endpoints"`
-	Errors    []SourceError `json:"errors"`
-}
-
-// Endpoint is a workload of this node that is in force.
-type Endpoint struct {
-	Namespace      string          `json:"namespace"`
-	Name           string          `json:"name"`
-	ServiceAccount string          `json:"serviceAccount"`
-	ID             uint32          `json:"id"`
-	IPs            []netip.Addr    `json:"ips"`
-	Identity       identity.ID     `json:"identity"`
-	Labels         identity.Labels `json:"-"`
-	File           string          `json:"file"`
-	Line           int             `json:"line"`
-}
-
-// SourceError says what is wrong with a file, an entry of it, or the directory (File is empty then).
-type SourceError struct {
-	File    string `json:"file,omitempty"`
-	Line    int    `json:"line,omitempty"` // where the entry begins; 0: the file as a whole
-	Message string `json:"message"`
-}
-
-func (e SourceError) Error() string {
-	switch {
-	case e.File == "":
-		return e.Message
-	case e.Line == 0:
-		return e.File + ": " + e.Message
-	}
-	return e.File + ":" + strconv.Itoa(e.Line) + ": " + e.Message
-}
-
-// New assembles a registry; nothing is read before Run.
+// New assembles a registry; nothing happens before Run.
 func New(cfg Config) (*Registry, error) {
 	switch {
 	case cfg.IPs == nil || cfg.Identities == nil || cfg.Log == nil:
@@ -114,155 +91,189 @@ func New(cfg Config) (*Registry, error) {
 	case cfg.Publisher != nil && !cfg.HostIP.IsValid():
 		return nil, errors.New("endpoint: publishing endpoints needs the node's address")
 	}
-	return &Registry{
-		cfg:     cfg,
-		cluster: cluster{name: cfg.ClusterName, id: cfg.ClusterID, layout: cfg.Layout},
-		dir:     newDirectory(cfg.Dir),
-		ready:   make(chan struct{}),
-	}, nil
+	return &Registry{cfg: cfg, ready: make(chan struct{})}, nil
 }
 
 func (r *Registry) String() string { return "endpoints" }
 
-// Ready is closed once the directory has been read for the first time and its endpoints are in force.
+// Ready is closed once every source has been heard and its workloads are in force.
 func (r *Registry) Ready() <-chan struct{} { return r.ready }
 
-// Status returns the endpoints in force, by namespace and name, and what is wrong with the files. Safe for concurrent use.
-func (r *Registry) Status() Status {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.status
+// Run follows the sources until ctx ends. What is in force then stays: the claims in the tables and the keys in etcd.
+func (r *Registry) Run(ctx context.Context) error {
+	wake := make(chan struct{}, 1)
+	group, ctx := errgroup.WithContext(ctx)
+	for _, s := range r.cfg.Sources {
+		follow(ctx, group, wake, s.Changed)
+		group.Go(func() error {
+			select {
+			case <-ctx.Done():
+			case <-s.Ready():
+				poke(wake)
+			}
+			return nil
+		})
+	}
+	if r.cfg.Allocator != nil {
+		follow(ctx, group, wake, r.cfg.Allocator.Changed)
+	}
+	poke(wake)
+	group.Go(func() error { return r.keep(ctx, wake) })
+	return group.Wait()
 }
 
-// Run follows the directory until ctx ends. What is in force then stays: the claims in the tables and the keys in etcd.
-func (r *Registry) Run(ctx context.Context) error {
-	if r.cfg.Dir == "" {
-		close(r.ready)
-		<-ctx.Done()
-		return nil
+// follow pokes wake at every change, until ctx ends.
+func follow(ctx context.Context, group *errgroup.Group, wake chan struct{}, changed func() <-chan struct{}) {
+	next := changed()
+	group.Go(func() error {
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-next:
+				next = changed()
+				poke(wake)
+			}
+		}
+	})
+}
+
+func poke(wake chan struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
 	}
-	r.scan(true)
-	close(r.ready)
-	often, seldom := time.NewTicker(scanInterval), time.NewTicker(thoroughInterval)
-	defer often.Stop()
-	defer seldom.Stop()
+}
+
+// keep brings what is in force in line with the sources at every change.
+func (r *Registry) keep(ctx context.Context, wake <-chan struct{}) error {
+	withdrawn := time.NewTimer(0)
+	withdrawn.Stop()
+	defer withdrawn.Stop()
+	ready := false
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-often.C:
-			r.scan(false)
-		case <-seldom.C:
-			r.scan(true)
+		case <-wake:
+			heard := r.heard() // before what is heard
+			r.update()
+			if heard && !ready {
+				ready = true
+				close(r.ready)
+				withdrawn.Reset(0)
+			}
+		case <-withdrawn.C:
+			if r.cfg.Leftovers == nil {
+				continue
+			}
+			if err := r.withdraw(ctx); err != nil && ctx.Err() == nil {
+				r.cfg.Log.Warn("what an earlier agent published cannot be looked at yet", "err", err)
+				withdrawn.Reset(withdrawRetry)
+			}
 		}
 	}
 }
 
-// scan brings what is in force in line with the directory.
-func (r *Registry) scan(thorough bool) {
-	if !r.dir.scan(thorough, r.cluster.parse) {
-		return
+// heard reports whether every source is known completely.
+func (r *Registry) heard() bool {
+	for _, s := range r.cfg.Sources {
+		select {
+		case <-s.Ready():
+		default:
+			return false
+		}
 	}
-	declarations, problems := r.dir.all()
-	accepted, conflicts := r.resolve(declarations)
-	problems = append(problems, conflicts...)
+	return true
+}
+
+// update brings what is in force in line with the sources.
+func (r *Registry) update() {
+	sources := make([][]Workload, len(r.cfg.Sources))
+	var problems []SourceError
+	for i, s := range r.cfg.Sources {
+		problems = append(problems, s.Problems()...)
+		sources[i] = s.Workloads()
+	}
+	settled, conflicts := r.precedence.settle(sources)
+	accepted, refused := r.identify(settled)
+	problems = slices.Concat(problems, conflicts, refused)
 	slices.SortStableFunc(problems, func(a, b SourceError) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line))
 	})
 	next, err := r.desire(accepted)
 	if err != nil {
 		// What is in force is better than a part of what is declared.
-		problems = append(problems, SourceError{Message: err.Error()})
-	} else {
-		r.apply(next)
-		r.accepted = accepted
+		r.report(nil, append(problems, SourceError{Message: err.Error()}))
+		return
 	}
-	r.report(problems)
+	r.apply(next)
+	r.report(accepted, problems)
 }
 
-// resolve decides between declarations that exclude one another: the first, by file name and place in the file, stays.
-func (r *Registry) resolve(declarations []declaration) (accepted []declaration, conflicts []SourceError) {
-	t := taken{make(map[string]*declaration), make(map[netip.Addr]*declaration), make(map[identity.ID]*declaration)}
-	for i := range declarations {
-		d := &declarations[i]
-		if err := r.conflict(d, t); err != nil {
-			conflicts = append(conflicts, SourceError{File: d.file, Line: d.line, Message: err.Error()})
+// resolved is a workload with the labels that make its identity, and the identity.
+type resolved struct {
+	Workload
+	labels identity.Labels
+	text   string // canonical form of the labels
+	id     identity.ID
+	err    error // why the identity is not the workload's own yet
+}
+
+// identify finds the identity of each workload: its own, or the one of its labels. Until that is found it is init.
+func (r *Registry) identify(workloads []Workload) (accepted []resolved, refused []SourceError) {
+	static := make(map[identity.ID]*resolved)
+	accepted = make([]resolved, 0, len(workloads)) // static points into it
+	r.wanted = make(map[string]identity.Labels)
+	for i := range workloads {
+		w := &workloads[i]
+		labels, err := r.cfg.Filter.Labels(identity.Workload{
+			Cluster: r.cfg.ClusterName, Namespace: w.Namespace, ServiceAccount: w.ServiceAccount,
+			Labels: w.Labels, NamespaceLabels: w.NamespaceLabels,
+		})
+		first := static[w.Identity]
+		switch {
+		case err != nil:
+			refused = append(refused, w.problem("%s", err))
+			continue
+		case slices.Contains(w.IPs, r.cfg.HostIP):
+			refused = append(refused, w.problem("ip %s is the address of this node", r.cfg.HostIP))
+			continue
+		case first != nil && !slices.Equal(first.labels, labels):
+			refused = append(refused, w.problem("identity %s stands already for the labels %s of %s, from %s",
+				w.Identity, first.labels, first.key(), first.place()))
 			continue
 		}
-		t.names[d.String()] = d
-		for _, ip := range d.ips {
-			t.addrs[ip] = d
+		accepted = append(accepted, resolved{Workload: *w, labels: labels, text: labels.String(), id: w.Identity})
+		switch x := &accepted[len(accepted)-1]; {
+		case w.Identity == identity.Invalid:
+			r.wanted[x.text] = labels
+		case first == nil:
+			static[w.Identity] = x
 		}
-		if t.identities[d.identity] == nil {
-			t.identities[d.identity] = d
-		}
-		accepted = append(accepted, *d)
 	}
-	return accepted, conflicts
+	r.allocated(accepted)
+	return accepted, refused
 }
 
-// taken says which declaration has which name, address and identity.
-type taken struct {
-	names      map[string]*declaration
-	addrs      map[netip.Addr]*declaration
-	identities map[identity.ID]*declaration
-}
+// errNoAllocator indicates a workload whose identity nobody can find.
+var errNoAllocator = errors.New("this node has no etcd to allocate an identity in: give --kvstore-config, or an identity")
 
-// conflict says what speaks against d beside what is taken.
-func (r *Registry) conflict(d *declaration, taken taken) error {
-	if other := taken.names[d.String()]; other != nil {
-		return fmt.Errorf("endpoint %s is declared already in %s:%d", d, other.file, other.line)
+func (r *Registry) allocated(accepted []resolved) {
+	if r.cfg.Allocator != nil {
+		r.cfg.Allocator.Want(r.wanted)
 	}
-	for _, ip := range d.ips {
-		if other := taken.addrs[ip]; other != nil {
-			return fmt.Errorf("endpoint %s: ip %s belongs already to %s, declared in %s:%d", d, ip, other, other.file, other.line)
+	for i := range accepted {
+		x := &accepted[i]
+		if x.Identity != identity.Invalid {
+			continue
 		}
-		if ip == r.cfg.HostIP {
-			return fmt.Errorf("endpoint %s: ip %s is the address of this node", d, ip)
+		x.err = errNoAllocator
+		if r.cfg.Allocator != nil {
+			x.id, x.err = r.cfg.Allocator.Identity(x.text)
 		}
-	}
-	if other := taken.identities[d.identity]; other != nil && !slices.Equal(other.labels, d.labels) {
-		return fmt.Errorf("endpoint %s: identity %s stands already for the labels %s of %s, declared in %s:%d",
-			d, d.identity, other.labels, other, other.file, other.line)
-	}
-	return nil
-}
-
-// endpointID is the number of an endpoint within its node: the one given, else one made of its name, above those that
-// can be given, so that it is the same after every restart.
-func (d *declaration) endpointID() uint32 {
-	if d.id != 0 {
-		return d.id
-	}
-	h := fnv.New32a()
-	h.Write([]byte(d.String()))
-	const lowest = 1 << 16
-	return lowest + h.Sum32()%(1<<31-lowest)
-}
-
-// report makes the outcome visible.
-func (r *Registry) report(problems []SourceError) {
-	endpoints := make([]Endpoint, 0, len(r.accepted))
-	for i := range r.accepted {
-		d := &r.accepted[i]
-		endpoints = append(endpoints, Endpoint{
-			Namespace: d.namespace, Name: d.name, ServiceAccount: d.serviceAccount, ID: d.endpointID(),
-			IPs: d.ips, Identity: d.identity, Labels: d.labels, File: d.file, Line: d.line,
-		})
-	}
-	slices.SortFunc(endpoints, func(a, b Endpoint) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	r.mu.Lock()
-	before := r.status
-	r.status = Status{Endpoints: endpoints, Errors: problems}
-	r.mu.Unlock()
-	for _, p := range problems {
-		if !slices.Contains(before.Errors, p) {
-			r.cfg.Log.Warn("endpoint file refused", "dir", r.cfg.Dir, "err", p)
+		if x.id == identity.Invalid {
+			x.id = identity.Init
 		}
-	}
-	if len(endpoints) != len(before.Endpoints) {
-		r.cfg.Log.Info("endpoints of this node", "dir", r.cfg.Dir, "count", len(endpoints), "errors", len(problems))
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/internal/testutil"
@@ -44,6 +45,8 @@ func (r *recorder) Create(key string, value []byte) {
 	r.keys[key] = string(value)
 }
 
+func (r *recorder) Release(key string) { r.calls = append(r.calls, "release "+key) }
+
 func (r *recorder) Delete(key string) {
 	r.calls = append(r.calls, "delete "+key)
 	delete(r.keys, key)
@@ -59,27 +62,53 @@ func (r *recorder) take() []string {
 // bench is a registry of node east-n1 over a directory of its own.
 type bench struct {
 	*Registry
-	t    testing.TB
-	dir  string
-	etcd *recorder
+	files *Files
+	t     testing.TB
+	dir   string
+	etcd  *recorder
 }
 
 func newBench(t testing.TB, change ...func(*Config)) *bench {
 	t.Helper()
+	return newBenchOver(t, t.TempDir(), change...)
+}
+
+func newBenchOver(t testing.TB, dir string, change ...func(*Config)) *bench {
+	t.Helper()
 	etcd := newRecorder()
 	cfg := Config{
-		Dir: t.TempDir(), ClusterName: "east", ClusterID: 1, NodeName: "east-n1", Layout: mustLayout(t),
+		ClusterName: "east", ClusterID: 1, NodeName: "east-n1",
 		HostIP: netip.MustParseAddr("172.18.1.1"), IPs: ipcache.New(), Identities: identity.NewTable(),
 		Publisher: etcd, Log: slog.New(slog.DiscardHandler),
 	}
 	for _, c := range change {
 		c(&cfg)
 	}
+	files := newFiles(t, dir)
+	cfg.Sources = append(cfg.Sources, files)
 	r, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &bench{Registry: r, t: t, dir: cfg.Dir, etcd: etcd}
+	return &bench{Registry: r, files: files, t: t, dir: dir, etcd: etcd}
+}
+
+func newFiles(t testing.TB, dir string) *Files {
+	return NewFiles(FilesConfig{Dir: dir, ClusterName: "east", ClusterID: 1, Layout: mustLayout(t)})
+}
+
+// scan has the files looked at, and what they declare put in force.
+func (b *bench) scan(thorough bool) {
+	b.files.scan(thorough)
+	b.update()
+}
+
+// Run runs the source and the registry.
+func (b *bench) Run(ctx context.Context) error {
+	var group errgroup.Group
+	group.Go(func() error { return b.files.Run(ctx) })
+	group.Go(func() error { return b.Registry.Run(ctx) })
+	return group.Wait()
 }
 
 func (b *bench) write(name, content string) {
@@ -208,7 +237,8 @@ func TestFilesComeChangeAndGo(t *testing.T) {
 	b.remove("b.yml")
 	b.settle()
 	b.wantIPs()
-	if diff := cmp.Diff([]string{"delete cilium/state/ip/v1/default/10.1.1.13", "delete " + slave1}, b.etcd.take()); diff != "" {
+	if diff := cmp.Diff([]string{
+		"release cilium/state/identities/v1/id/65793", "delete cilium/state/ip/v1/default/10.1.1.13", "delete " + slave1}, b.etcd.take()); diff != "" {
 		t.Errorf("calls (-want +got)\n%s", diff)
 	}
 	if got := slices.Collect(mapKeys(b.etcd.keys)); !slices.Equal(got, []string{"cilium/state/identities/v1/id/65793"}) {
@@ -282,10 +312,10 @@ func TestUnreadableDirectoryTakesNothingAway(t *testing.T) {
 }
 
 func TestDirectoryThatComesLater(t *testing.T) {
-	b := newBench(t, func(c *Config) { c.Dir = filepath.Join(c.Dir, "later") })
+	b := newBenchOver(t, filepath.Join(t.TempDir(), "later"))
 	b.scan(true)
 	b.wantErrors("no such file or directory")
-	if b.Registry.dir.scan(false, b.cluster.parse) {
+	if b.files.dir.scan(false, b.files.cluster.parse) {
 		t.Error("a directory that is still not there is taken for a change")
 	}
 	if err := os.Mkdir(b.dir, 0o755); err != nil {
@@ -303,7 +333,7 @@ func TestOneAddressOneEndpoint(t *testing.T) {
 	b.write("b.yaml", "- {name: second, ip: 10.1.1.1, identity: 65793}\n- {name: third, ip: 10.1.1.1, identity: 65793}\n")
 	b.scan(true)
 	b.wantIPs("10.1.1.1 65793 default/second")
-	b.wantErrors("b.yaml:2: endpoint default/third: ip 10.1.1.1 belongs already to default/second, declared in b.yaml:1")
+	b.wantErrors("b.yaml:2: ip 10.1.1.1 belongs already to default/second, from file ")
 	b.write("a.yaml", "- {name: first, ip: 10.1.1.1, identity: 65794}\n")
 	b.settle()
 	b.wantIPs("10.1.1.1 65794 default/first")
@@ -332,7 +362,7 @@ func TestConflicts(t *testing.T) {
 		"- {name: z, ip: 172.18.1.1, identity: 65793, labels: {app: web}}\n")
 	b.scan(true)
 	b.wantIPs("10.1.1.1 65793 default/x")
-	b.wantErrors("endpoint default/x is declared already in a.yaml:1", "identity 65793 stands already for the labels",
+	b.wantErrors("there is already one of that name, from file ", "identity 65793 stands already for the labels",
 		"ip 172.18.1.1 is the address of this node")
 }
 
@@ -355,7 +385,7 @@ func TestThoroughScanReadsUnchangedFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := b.Registry.dir.files["a.yaml"]
+	known := b.files.dir.files["a.yaml"]
 	known.seen, known.taken = later, later
 	b.settle()
 	b.wantIPs("10.1.1.10 65793 shop/pod-1")
@@ -381,7 +411,7 @@ func TestStatusAndEndpointIDs(t *testing.T) {
 	b.write("a.yaml", pod1+"---\nname: auto\nip: 10.1.1.12\nidentity: 65793\nlabels: {app: web}\nnamespace: shop\n")
 	b.scan(true)
 	got := b.Status().Endpoints
-	if len(got) != 2 || got[0].Name != "auto" || got[1].Name != "pod-1" || got[1].ID != 101 || got[0].Line != 11 {
+	if len(got) != 2 || got[0].Name != "auto" || got[1].Name != "pod-1" || got[1].ID != 101 || !strings.HasSuffix(got[0].Origin, "a.yaml:11") {
 		t.Fatalf("status: %+v", got)
 	}
 	if auto := got[0].ID; auto <= 65535 || auto >= 1<<31 {
@@ -399,10 +429,7 @@ func TestRun(t *testing.T) {
 	b := newBench(t)
 	b.write("a.yaml", pod1)
 	synctest.Test(t, func(t *testing.T) {
-		r, err := New(b.cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := newBenchOver(t, b.dir, func(c *Config) { c.IPs = b.cfg.IPs })
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()

@@ -64,8 +64,9 @@ type agent struct {
 
 	client    *kvstore.Client // nil without an etcd of our own, and so is writer
 	writer    *kvstore.Writer
-	sources   []endpoint.Source // of workloads, in the order of their precedence; files come after them
-	added     *endpoint.Manual  // the source that the API writes to
+	sources   []endpoint.Source   // of workloads, in the order of their precedence
+	added     *endpoint.Manual    // the source that the API writes to
+	allocator *endpoint.Allocator // nil without an etcd of our own
 	endpoints *endpoint.Registry
 	mesh      *mesh.Mesh
 	datapath  *datapath.Datapath
@@ -131,7 +132,7 @@ func (a *agent) addKVStore() (err error) {
 	return nil
 }
 
-// addSources assembles where workloads come from besides files.
+// addSources assembles where workloads come from, in the order of their precedence.
 func (a *agent) addSources() (err error) {
 	if a.cfg.kubernetes {
 		kubernetes, err := endpoint.NewKubernetes(endpoint.KubernetesConfig{
@@ -150,6 +151,11 @@ func (a *agent) addSources() (err error) {
 		return err
 	}
 	a.sources = append(a.sources, a.added)
+	if a.cfg.endpointsDir != "" {
+		a.sources = append(a.sources, endpoint.NewFiles(endpoint.FilesConfig{
+			Dir: a.cfg.endpointsDir, ClusterName: a.cfg.clusterName, ClusterID: identity.ClusterID(a.cfg.clusterID), Layout: a.cfg.layout,
+		}))
+	}
 	for _, s := range a.sources {
 		a.tasks = append(a.tasks, s)
 	}
@@ -158,12 +164,22 @@ func (a *agent) addSources() (err error) {
 
 func (a *agent) addEndpoints() (err error) {
 	cfg := endpoint.Config{
-		Dir: a.cfg.endpointsDir, ClusterName: a.cfg.clusterName, ClusterID: identity.ClusterID(a.cfg.clusterID), NodeName: a.cfg.nodeName,
-		Layout: a.cfg.layout, HostIP: a.self.IP(a.underlay6()), IPs: a.ips, Identities: a.identities,
-		Log: a.log.With("task", "endpoints"),
+		Sources: a.sources, ClusterName: a.cfg.clusterName, ClusterID: identity.ClusterID(a.cfg.clusterID), NodeName: a.cfg.nodeName,
+		HostIP: a.self.IP(a.underlay6()), IPs: a.ips, Identities: a.identities, Log: a.log.With("task", "endpoints"),
+	}
+	if cfg.Filter, err = identity.NewFilter(a.cfg.labels...); err != nil {
+		return err
 	}
 	if a.writer != nil {
-		cfg.Publisher = a.writer
+		a.allocator, err = endpoint.NewAllocator(endpoint.AllocatorConfig{
+			Client: a.client, ClusterID: cfg.ClusterID, Layout: a.cfg.layout, HostIP: cfg.HostIP, Observe: a.writer.Observe,
+			Log: a.log.With("task", "identities"),
+		})
+		if err != nil {
+			return err
+		}
+		a.tasks = append(a.tasks, a.allocator)
+		cfg.Publisher, cfg.Allocator, cfg.Leftovers = a.writer, a.allocator, a.client
 	}
 	if a.endpoints, err = endpoint.New(cfg); err == nil {
 		a.tasks = append(a.tasks, a.endpoints)

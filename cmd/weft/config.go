@@ -74,6 +74,7 @@ type agentOptions struct {
 	kubernetes           bool
 	kubeconfig           string
 	endpointsDir         string
+	labels               []string
 	stateDir             string
 	devices              []string
 	routingMode          string
@@ -121,6 +122,8 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
 		"`file` that says where the Kubernetes API is (default: the service account of the agent's own pod)")
 	flags.StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` of what is to be known after a restart: the endpoints that were added")
+	flags.Var(&list[string]{&o.labels, parseLabelPattern, func(s string) string { return s }, "labels", false}, "labels",
+		"`patterns` of labels that make an identity, in addition to the defaults: k8s:key to take labels so named alone, k8s:!key to leave them out")
 	flags.StringVar(&o.endpointsDir, "endpoints-dir", "", "`directory` of YAML files that declare the workloads of this node")
 	flags.Var(&list[string]{&o.devices, parseDevice, func(s string) string { return s }, "devices", false}, "devices",
 		"`names` of network devices to identify packets on (default: those of the default routes and of the node's addresses)")
@@ -210,6 +213,11 @@ func parseDevice(text string) (string, error) {
 		return "", fmt.Errorf("%q is not the name of a device: want 1 to %d characters", text, longest)
 	}
 	return text, nil
+}
+
+func parseLabelPattern(text string) (string, error) {
+	_, err := identity.NewFilter(text)
+	return text, err
 }
 
 // agentConfig is what the agent is made from: every option checked, every default in place.

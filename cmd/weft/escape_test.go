@@ -104,7 +104,7 @@ func TestNothingDrivesTheTerminal(t *testing.T) {
 	var tried []string
 	for _, args := range []string{
 		"status", "status --all-controllers", "ip list", "ip get 10.2.1.10", "ip conflicts", "explain 10.2.1.10", "node list",
-		"identity list", "identity get 131329", "service list", "clusters list", "clusters rejected", "flows", "version --agent", "metrics", "metrics list",
+		"identity list", "identity get 131329", "service list", "endpoint list", "endpoint get 10.1.1.10", "clusters list", "clusters rejected", "flows", "version --agent", "metrics", "metrics list",
 	} {
 		for _, format := range formats {
 			_, stdout, stderr := weft(t, env, append(strings.Fields(args), "-o", format)...)

@@ -162,7 +162,7 @@ func (x *explainer) file(c *ipcache.Claim) string {
 	}
 	for _, e := range x.endpoints.Status().Endpoints {
 		if e.Namespace+"/"+e.Name == name {
-			return filepath.Join(x.cfg.endpointsDir, e.File)
+			return e.Origin
 		}
 	}
 	return ""

@@ -73,6 +73,11 @@ var helpTexts = map[string]help{
 	"service list": {"List the services that the clusters share, with their addresses and how many backends each has. The backends are in the " +
 		"objects for programs.",
 		[]string{"weft service list", "weft service list -o yaml"}},
+	"endpoint list": {"List the workloads of this node: their addresses, identities and labels, which source knows them, and whether " +
+		"their identity is allocated. One that waits for it is known as init on this node, and is not announced to others.",
+		[]string{"weft endpoint list", "weft endpoint list -o wide", "weft endpoint list -o json"}},
+	"endpoint get": {"Show a workload of this node, by its namespace and name, or by one of its addresses; why, if it waits for its identity.",
+		[]string{"weft endpoint get shop/web-1", "weft endpoint get 10.1.1.20 -o json"}},
 	"endpoint add": {"Add a workload of this node: a process, a container or a virtual machine that has addresses of its own. The agent gives it the " +
 		"identity that belongs to its labels and tells the mesh of it. It is kept in the agent's --state-dir, so that it is there after a " +
 		"restart, until it is removed. One of the same namespace and name is replaced.",

@@ -252,7 +252,7 @@ func labStatus(healthy bool) api.Status {
 		},
 		Tables: api.Tables{IPs: 28, Identities: 10, Nodes: 3, Services: 1, Conflicts: 1},
 		Endpoints: api.Endpoints{Items: []api.Endpoint{
-			{Namespace: "shop", Name: "web-0", IPs: []netip.Addr{addr("10.1.1.10"), addr("fd00:10:1:1::10")}, Identity: 65793, Labels: webLabels, File: "/etc/weft/endpoints/a.yaml"},
+			{Namespace: "shop", Name: "web-0", IPs: []netip.Addr{addr("10.1.1.10"), addr("fd00:10:1:1::10")}, Identity: 65793, Labels: webLabels, Source: "file", Origin: "/etc/weft/endpoints/a.yaml:1", State: "ready", Since: testNow.Add(-time.Hour)},
 		}},
 		Datapath: api.Datapath{
 			Ready: true, RoutingMode: "native", Routes: 4, Flows: api.FlowStat{Received: 12, Lost: 1},

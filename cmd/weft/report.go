@@ -9,6 +9,7 @@ import (
 
 	"github.com/weftmesh/weft/api"
 	"github.com/weftmesh/weft/datapath"
+	"github.com/weftmesh/weft/endpoint"
 	"github.com/weftmesh/weft/kvstore"
 	"github.com/weftmesh/weft/mesh"
 )
@@ -102,20 +103,26 @@ func makeCertificates(certificates []kvstore.Certificate) []api.Certificate {
 func (a *agent) endpointStatus() api.Endpoints {
 	status := a.endpoints.Status()
 	shown := api.Endpoints{Items: []api.Endpoint{}, Errors: []api.ConfigError{}}
-	for _, e := range status.Endpoints {
-		shown.Items = append(shown.Items, api.Endpoint{
-			Namespace: e.Namespace, Name: e.Name, IPs: e.IPs, Identity: uint32(e.Identity), Labels: texts(e.Labels),
-			File: filepath.Join(a.cfg.endpointsDir, e.File),
-		})
+	for i := range status.Endpoints {
+		e := makeEndpoint(&status.Endpoints[i])
+		shown.Items = append(shown.Items, e)
+		if e.Reason != "" {
+			shown.Errors = append(shown.Errors, api.ConfigError{
+				Message: fmt.Sprintf("endpoint %s waits for its identity, and is not announced: %s", endpointName(&e), e.Reason),
+			})
+		}
 	}
 	for _, e := range status.Errors {
-		file := ""
-		if e.File != "" {
-			file = filepath.Join(a.cfg.endpointsDir, e.File)
-		}
-		shown.Errors = append(shown.Errors, api.ConfigError{File: file, Line: e.Line, Message: e.Message})
+		shown.Errors = append(shown.Errors, api.ConfigError{File: e.File, Line: e.Line, Message: e.Message})
 	}
 	return shown
+}
+
+func makeEndpoint(e *endpoint.Endpoint) api.Endpoint {
+	return api.Endpoint{
+		Namespace: e.Namespace, Name: e.Name, IPs: e.IPs, Identity: uint32(e.Identity), Labels: texts(e.Labels),
+		Source: e.Source, Origin: e.Origin, State: string(e.State), Reason: e.Reason, Since: e.Since,
+	}
 }
 
 func (a *agent) datapathStatus() api.Datapath {
