@@ -408,3 +408,22 @@ func TestWriterWritesManyKeys(t *testing.T) {
 	}
 	holds(t, e, want)
 }
+
+// A released key stays, and is not put back; one that is observed to be gone is.
+func TestWriterReleasesAndObserves(t *testing.T) {
+	e := testutil.StartEtcd(t)
+	w, _ := mustWrite(t, mustDial(t, e), WriterConfig{})
+	w.Create("p/a", []byte("1"))
+	w.Create("p/b", []byte("2"))
+	holds(t, e, map[string]string{"a": "1", "b": "2"})
+	settled(t, w)
+	w.Release("p/a")
+	if s := w.Status(); s.Keys != 1 {
+		t.Errorf("%d keys are kept, want 1", s.Keys)
+	}
+	e.Delete(t, "p/a")
+	e.Delete(t, "p/b")
+	w.Observe("p/a", nil, false)
+	w.Observe("p/b", nil, false)
+	holds(t, e, map[string]string{"b": "2"})
+}
