@@ -170,6 +170,11 @@ func TestAllocates(t *testing.T) {
 		t.Errorf("the second node has %s, want %s", got, web)
 	}
 	// What is in use is not asked for again.
+	for _, x := range []*allocating{a, b} {
+		if err := x.writer.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
 	before := revision(t, b.client)
 	b.want("web")
 	b.settle(t)

@@ -22,6 +22,7 @@ type desired struct {
 	masters    map[string][]byte // etcd keys that bind identities to labels: they outlive this node
 	slaves     map[string][]byte // etcd keys that say that this node uses an identity
 	ips        map[string][]byte // etcd keys that announce addresses
+	waiting    map[string]bool   // etcd keys that will announce addresses whose identity is not found yet
 }
 
 type claimKey struct {
@@ -34,6 +35,7 @@ func (r *Registry) desire(accepted []resolved) (desired, error) {
 	w := desired{
 		claims: make(map[claimKey]ipcache.Claim), identities: make(map[identity.ID]identity.Labels),
 		masters: make(map[string][]byte), slaves: make(map[string][]byte), ips: make(map[string][]byte),
+		waiting: make(map[string]bool),
 	}
 	for i := range accepted {
 		d := &accepted[i]
@@ -44,7 +46,14 @@ func (r *Registry) desire(accepted []resolved) (desired, error) {
 			claim := r.claim(d, ip)
 			w.claims[claimKey{claim.Prefix, claim.Owner.Object}] = claim
 		}
-		if r.cfg.Publisher == nil || d.id == identity.Init {
+		if r.cfg.Publisher == nil {
+			continue
+		}
+		if d.id == identity.Init {
+			for _, ip := range d.IPs {
+				a := r.announcement(d, ip)
+				w.waiting[a.Key()] = true
+			}
 			continue
 		}
 		w.masters[identity.MasterKey(d.id)] = []byte(d.text)

@@ -25,7 +25,7 @@ type Leftovers interface {
 const announced = ipcache.StatePrefix + "/" + ipcache.DefaultSpace + "/"
 
 // withdraw deletes what an earlier agent of this node published of endpoints that are there no more. Only keys that name
-// this node are its, and only as they were read: an address that another node has announced meanwhile is not touched.
+// this node are its, not those that workloads which wait for their identity will have again, and only as they were read: an address that another node has announced meanwhile is not touched.
 func (r *Registry) withdraw(ctx context.Context) error {
 	stale, err := r.stale(ctx)
 	if err != nil {
@@ -50,7 +50,7 @@ func (r *Registry) stale(ctx context.Context) (stale []kvstore.KV, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("read what this node announces: %w", err)
 		}
-		if _, wanted := r.inForce.ips[kv.Key]; !wanted && r.own(kv) {
+		if _, wanted := r.inForce.ips[kv.Key]; !wanted && !r.inForce.waiting[kv.Key] && r.own(kv) {
 			add(kv)
 		}
 	}
