@@ -27,6 +27,7 @@ func identityList(env environment, c *clientOptions) *cobra.Command {
 		columns: []column[api.Identity]{
 			{title: "ID", cell: func(id *api.Identity) string { return strconv.FormatUint(uint64(id.ID), 10) }},
 			{title: "CLUSTER", cell: func(id *api.Identity) string { return clusterText(id.Cluster, id.ClusterName) }},
+			{title: "REFS", cell: func(id *api.Identity) string { return strconv.Itoa(id.References) }},
 			{title: "LABELS", cell: func(id *api.Identity) string { return strings.Join(id.Labels, ";") }},
 		},
 	})
@@ -52,6 +53,7 @@ func identityGet(env environment, c *clientOptions) *cobra.Command {
 				t.row("Name:", found.Name)
 			}
 			t.row("Cluster:", clusterText(found.Cluster, found.ClusterName))
+			t.row("References:", strconv.Itoa(found.References))
 			t.rows("Labels:", found.Labels)
 		})
 	})

@@ -136,10 +136,12 @@ func present[T any](list []T) []T {
 }
 
 func (a *agent) listIdentities() iter.Seq[api.Identity] {
-	names := a.clusterNames()
+	names, references := a.clusterNames(), a.references()
 	return func(yield func(api.Identity) bool) {
 		for id, labels := range a.identities.All() {
-			if !yield(a.makeIdentity(id, labels, names)) {
+			shown := a.makeIdentity(id, labels, names)
+			shown.References = references[id]
+			if !yield(shown) {
 				return
 			}
 		}
@@ -163,7 +165,18 @@ func (a *agent) findIdentity(number uint32) (api.Identity, bool) {
 	if !ok {
 		return api.Identity{}, false
 	}
-	return a.makeIdentity(id, labels, a.clusterNames()), true
+	shown := a.makeIdentity(id, labels, a.clusterNames())
+	shown.References = a.references()[id]
+	return shown, true
+}
+
+// references counts the workloads of this node by identity.
+func (a *agent) references() map[identity.ID]int {
+	count := make(map[identity.ID]int)
+	for _, e := range a.endpoints.Status().Endpoints {
+		count[e.Identity]++
+	}
+	return count
 }
 
 // flow is a packet with the identities that the kernel found for its ends.
