@@ -28,7 +28,9 @@ VM_DEBS := \
 
 export CGO_ENABLED ?= 0
 
-.PHONY: help deps build demo test test-faults test-long check docs generate bench fuzz lab test-kernels mechanisms clean
+KUBE_APISERVER := .cache/kube-apiserver
+
+.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab test-kernels mechanisms clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,22 +49,30 @@ demo: deps build ## run the two-cluster lab to its end and tell what happens
 lab: deps build ## build the two-cluster lab and leave it up to play with
 	$(BIN)/weft-lab up
 
-test: deps ## run every test with the race detector
+test: deps kube-apiserver ## run every test with the race detector
 	CGO_ENABLED=1 go test -race -count=1 -timeout 15m ./...
+
+kube-apiserver: $(KUBE_APISERVER) ## build the API server of Kubernetes that tests run (some minutes, once)
+
+$(KUBE_APISERVER): $(wildcard test/kubeapiserver/*)
+	@mkdir -p $(@D)
+	cd test/kubeapiserver && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .
+	@touch $@
 
 test-faults: deps ## run kvstore's fault tests to their full figures (at most 15 minutes)
 	WEFT_TEST_FAULTS=1 CGO_ENABLED=1 go test -race -count=1 -run '^(TestFault|TestWatcherOracle)' -timeout 15m ./kvstore
 
-test-long: deps ## run the other packages' long tests to their full figures (an hour on two cores)
+test-long: deps kube-apiserver ## run the other packages' long tests to their full figures (an hour on two cores)
 	WEFT_TEST_FAULTS=1 CGO_ENABLED=1 go test -race -count=1 -run '^TestFault' -timeout 60m ./mesh
 	WEFT_TEST_FAULTS=1 go test -count=1 -timeout 60m -run '^TestModel$$' ./ipcache
-	WEFT_TEST_FAULTS=1 go test -count=1 -timeout 60m ./datapath ./test
+	WEFT_TEST_FAULTS=1 go test -count=1 -timeout 60m ./datapath ./endpoint ./test
 
 check: deps ## gofmt, vet, staticcheck, tidy, generated files unchanged, architecture
 	@out=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); [ -z "$$out" ] || { echo "gofmt would change: $$out"; exit 1; }
 	go vet ./...
 	go tool staticcheck ./...
 	go mod tidy -diff
+	cd test/kubeapiserver && go mod tidy -diff
 	@before=$$(sha256sum bpf/*_bpfel.* bpf/measure/*_bpfel.*); $(MAKE) -s generate; \
 		[ "$$before" = "$$(sha256sum bpf/*_bpfel.* bpf/measure/*_bpfel.*)" ] || { echo "bpf: generated files are not what the C makes: run 'make generate' and commit"; exit 1; }
 	go test -count=1 .
