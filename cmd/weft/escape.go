@@ -34,7 +34,7 @@ func harmlessYAML(text []byte) string {
 	return escape(text, func(r rune) string { return fmt.Sprintf(`\U%08x`, r) })
 }
 
-// escape writes what does not print as \uXXXX, and as beyond says what that has no room for.
+// escape writes what does not print as a \u escape of four hex digits, and as beyond says what that has no room for.
 func escape(text []byte, beyond func(rune) string) string {
 	var b strings.Builder
 	for _, r := range string(text) {
