@@ -51,7 +51,7 @@ func FuzzDecoders(f *testing.F) {
 		limits := DefaultLimits(1000)
 		limits.Default.AnyHost = true
 		cfg.Limits, cfg.OwnPrefixes = &limits, ours
-		policy, err := newPolicy(&cfg)
+		policy, err := newPolicy(&cfg, testTiming)
 		if err != nil {
 			t.Fatal(err)
 		}

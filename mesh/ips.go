@@ -40,9 +40,7 @@ func (d *ips) upsert(key, value []byte, revision int64) error {
 	if err != nil {
 		return refuse(reasonMalformed, err)
 	}
-	if len(d.held.host) > 0 {
-		d.held.drop(claimKey{a.Prefix, a.CIDR})
-	}
+	d.unhold(claimKey{a.Prefix, a.CIDR})
 	claim := ipcache.Claim{
 		Prefix: a.Prefix, CIDR: a.CIDR, Owner: d.owner, Revision: revision,
 		Entry: ipcache.Entry{
@@ -117,6 +115,14 @@ func (d *ips) hold(c ipcache.Claim) {
 	d.judge.held.Store(int64(d.held.len()))
 }
 
+func (d *ips) unhold(k claimKey) {
+	if len(d.held.host) == 0 {
+		return
+	}
+	d.held.drop(k)
+	d.judge.held.Store(int64(d.held.len()))
+}
+
 // cloned is an entry whose text is its own.
 func cloned(e ipcache.Entry) ipcache.Entry {
 	e.Namespace, e.Pod, e.ServiceAccount = strings.Clone(e.Namespace), strings.Clone(e.Pod), strings.Clone(e.ServiceAccount)
@@ -133,9 +139,8 @@ func (d *ips) take(key []byte, unhold bool) {
 	if !ok {
 		return // no announcement under such a key has ever been accepted
 	}
-	if unhold && len(d.held.host) > 0 {
-		d.held.drop(claimKey{prefix, cidr})
-		d.judge.held.Store(int64(d.held.len()))
+	if unhold {
+		d.unhold(claimKey{prefix, cidr})
 	}
 	d.batch.add(ipcache.Op{Delete: true, Claim: ipcache.Claim{Prefix: prefix, CIDR: cidr, Owner: d.owner}})
 }

@@ -111,8 +111,12 @@ type clusterLimitsFile struct {
 	BurstEvents        *bounded      `yaml:"burst-events"`
 }
 
-// ParseLimits reads a file of limits. Errors name the line.
+// ParseLimits reads a file of limits. Errors name the line. An empty file is one: a full disk leaves such, and it must not pass
+// for the wish to have no limits but the defaults.
 func ParseLimits(content []byte, defaults Limits) (Limits, error) {
+	if len(bytes.TrimSpace(content)) == 0 {
+		return Limits{}, errors.New("the file is empty; write {} if the limits that are built in are meant")
+	}
 	var f limitsFile
 	decoder := yaml.NewDecoder(bytes.NewReader(content))
 	decoder.KnownFields(true)

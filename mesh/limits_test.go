@@ -68,7 +68,7 @@ clusters:
 	if all.MaxEntries != 256_000 {
 		t.Errorf("a cluster may have %d of 512000 entries, want half", all.MaxEntries)
 	}
-	for _, empty := range []string{"", "# nothing\n", "{}", "default:\nclusters:\n"} {
+	for _, empty := range []string{"# nothing\n", "{}", "default:\nclusters:\n"} {
 		l, err := ParseLimits([]byte(empty), defaults)
 		if diff := cmp.Diff(defaults.Default, l.Default, cmp.AllowUnexported(ClusterLimits{})); err != nil || diff != "" {
 			t.Errorf("%q: %v\n%s", empty, err, diff)
@@ -98,6 +98,8 @@ func TestParseLimitsErrors(t *testing.T) {
 		"default: {max-bytes: 99999999999999999}\n": "default: line 1: max-bytes: want at most",
 		"{}\n---\n{}\n":                             "want one YAML document",
 		"[":                                         "line 1",
+		"":                                          "the file is empty; write {}",
+		" \n":                                       "the file is empty",
 	} {
 		_, err := ParseLimits([]byte(content), DefaultLimits(0))
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "mesh.") {
@@ -187,7 +189,7 @@ func limitsFileOf(path string) func(*Config) {
 func TestLimitsReload(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "limits.yaml")
-	write(t, file, "default: {}\n")
+	replace(t, file, "default: {}\n")
 	s := newScene(t, limitsFileOf(file))
 	others, honest := s.others(), s.westIPs()
 	s.west.node("west-n2", "172.18.2.2", "")
@@ -195,16 +197,16 @@ func TestLimitsReload(t *testing.T) {
 	const used = "10.2.7.7/32 131329 via 172.18.2.2 by 2 ip"
 	s.awaitIP("10.2.7.7/32", used)
 
-	write(t, file, "clusters: {west: {pod-prefixes: [10.2.1.0/24], node-prefixes: [172.18.2.0/24]}}\n")
+	replace(t, file, "clusters: {west: {pod-prefixes: [10.2.1.0/24], node-prefixes: [172.18.2.0/24]}}\n")
 	s.awaitIP("10.2.7.7/32", "")
 	s.await("west", "the refusal counted", func(r RemoteStatus) bool { return r.Rejected["ip/denied-prefix"] > 0 && r.State == Ready })
-	write(t, file, "clusters: {west: {pod-prefixes: [10.2.7.0/24]}}\n")
+	replace(t, file, "clusters: {west: {pod-prefixes: [10.2.7.0/24]}}\n")
 	s.awaitIP("10.2.7.7/32", used)
 	s.awaitIP("10.2.1.10/32", "")
 	s.awaitIP("10.2.1.0/24", "")
 	s.await("west", "its node refused", func(r RemoteStatus) bool { return r.Rejected["node/denied-prefix"] > 0 })
 
-	write(t, file, "clusters: {west: {pod-prefix: [10.2.7.0/24]}}\n")
+	replace(t, file, "clusters: {west: {pod-prefix: [10.2.7.0/24]}}\n")
 	testutil.Eventually(t, soon, func() error {
 		if e := s.Limits().Error; !strings.Contains(e, "line 1") || !strings.Contains(e, file) {
 			return fmt.Errorf("error %q", e)
@@ -214,7 +216,7 @@ func TestLimitsReload(t *testing.T) {
 	s.awaitIP("10.2.7.7/32", used)
 	s.awaitIP("10.2.1.10/32", "")
 
-	write(t, file, "")
+	replace(t, file, "{}\n")
 	s.west.etcd.Delete(t, s.west.ipKey("10.2.7.7"))
 	s.west.etcd.Delete(t, westNode+"west-n2")
 	testutil.Eventually(t, soon, func() error {
@@ -273,7 +275,7 @@ func TestOwnGroundGrows(t *testing.T) {
 func TestContestedPrefix(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "limits.yaml")
-	write(t, file, "")
+	replace(t, file, "{}\n")
 	s := newScene(t, limitsFileOf(file))
 	const prefix = "10.50.1.0/24"
 	north, west := "10.50.1.0/24 2 via 172.18.3.5 by 3 node/north-n5", "10.50.1.0/24 2 via 172.18.2.5 by 2 node/west-n5"
@@ -288,10 +290,10 @@ func TestContestedPrefix(t *testing.T) {
 	s.await("north", "the loss shown", func(r RemoteStatus) bool {
 		return r.Rejected["node/foreign-prefix"] > 0 && r.Rejected["ip/foreign-prefix"] > 0
 	})
-	write(t, file, "clusters: {north: {pod-prefixes: [10.3.0.0/16, 10.50.0.0/16]}}\n")
+	replace(t, file, "clusters: {north: {pod-prefixes: [10.3.0.0/16, 10.50.0.0/16]}}\n")
 	s.awaitIP(prefix, north)
 	s.awaitIP("10.50.1.5/32", "10.50.1.5/32 196865 via 172.18.3.5 by 3 ip")
-	write(t, file, "")
+	replace(t, file, "{}\n")
 	s.awaitIP(prefix, west)
 	s.west.etcd.Delete(t, westNode+"west-n5")
 	s.awaitIP(prefix, north)

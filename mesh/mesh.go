@@ -144,7 +144,7 @@ func newMesh(cfg Config, t timing) (*Mesh, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	policy, err := newPolicy(&cfg)
+	policy, err := newPolicy(&cfg, t)
 	if err != nil {
 		return nil, err
 	}

@@ -235,7 +235,7 @@ func benchmarkGate(b *testing.B, checked bool) {
 	if err := cfg.complete(); err != nil {
 		b.Fatal(err)
 	}
-	policy, err := newPolicy(&cfg)
+	policy, err := newPolicy(&cfg, testTiming)
 	if err != nil {
 		b.Fatal(err)
 	}

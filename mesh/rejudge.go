@@ -20,17 +20,21 @@ const dutyCycle = 10
 // enforce has all that is in use, or was refused, judged anew whenever the limits, or what the clusters say is theirs, have
 // changed, until ctx ends.
 func (m *Mesh) enforce(ctx context.Context) {
-	tick := time.NewTicker(m.timing.poll)
-	defer tick.Stop()
+	due := time.NewTimer(m.timing.poll)
+	defer due.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-m.ground.changed:
-		case <-tick.C:
+		case <-due.C:
 		}
 		start := time.Now()
-		reloaded := m.policy.reload()
+		reloaded, unsettled := m.policy.reload(start)
+		due.Reset(m.timing.poll)
+		if unsettled {
+			due.Reset(min(m.timing.poll, m.timing.quiet))
+		}
 		news := m.ground.publish() || reloaded
 		feeds := m.limitedFeeds()
 		for _, fs := range feeds {
@@ -65,13 +69,17 @@ func (m *Mesh) limitedFeeds() map[identity.ClusterID]*feeds {
 }
 
 // rejudge judges all that is in use by what is in force now: nodes first, since the hosts of addresses are nodes. The
-// addresses that must be looked at again are found by one look through the whole table, for all clusters together.
+// addresses that must be looked at again are found by one look through the whole table, for all clusters together. What the
+// table does not hold yet then has been judged after the change: a batch from before it is waited for.
 func (m *Mesh) rejudge(all map[identity.ClusterID]*feeds) {
 	judges := make(map[identity.ClusterID]*judge)
 	for id, fs := range all {
 		fs.nodes.rejudge(nil)
 		fs.services.rejudge(nil)
 		judges[id] = &judge{gate: fs.gate}
+	}
+	for _, fs := range all {
+		fs.ips.awaitFlush()
 	}
 	suspects := make(map[identity.ClusterID][]ipcache.Claim)
 	for _, c := range m.cfg.IPs.Select(func(c *ipcache.Claim) bool {
@@ -104,6 +112,12 @@ func (f *feed) rejudge(suspects []ipcache.Claim) {
 	f.decode.flush(time.Time{})
 }
 
+// awaitFlush returns when all that has been judged before it was called is in the tables.
+func (f *feed) awaitFlush() {
+	f.mu.Lock() // which a batch holds from the first verdict until it is flushed
+	defer f.mu.Unlock()
+}
+
 // judged is what the decoder calls with the key of an object of which less or more is in use than before.
 func (f *feed) judged(key []byte, err error) {
 	if err == nil {
@@ -119,9 +133,11 @@ func (f *feed) judged(key []byte, err error) {
 // arrived uses the announcements that have waited for nodes that are known by now.
 func (f *feed) arrived() {
 	d, ok := f.decode.(*ips)
-	if !ok || d.judge == nil || d.judge.held.Load() == 0 {
+	if !ok || d.judge == nil {
 		return
 	}
+	// That nothing is held tells nothing before the lock is: an announcement whose node was not known when it was judged may
+	// be about to be.
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	d.arrived(f.judged)
