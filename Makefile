@@ -30,10 +30,10 @@ export CGO_ENABLED ?= 0
 
 KUBE_APISERVER := .cache/kube-apiserver
 
-.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab test-kernels mechanisms clean
+.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab test-kernels mechanisms packages test-reproducible clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 deps: ## install what is missing of the Debian packages, and fetch the Go modules and tools
 	@.ci/deps $(DEBS)
@@ -104,6 +104,13 @@ mechanisms: ## print the mechanisms that no test names yet
 			grep -qx "$$id" <<<"$$named" || echo "$$id $$what"; done; \
 		unknown=$$(comm -23 <(grep . <<<"$$named") <(grep -v '^#' test/mechanisms.txt | cut -d' ' -f1 | sort -u)); \
 		[ -z "$$unknown" ] || { echo "unknown ids: $$unknown" >&2; exit 1; }
+
+packages: ## build the .deb and .rpm (needs Go only); GOARCH=arm64 for another machine
+	@deploy/packages/build $(BIN)/packages
+	@! command -v systemd-analyze >/dev/null || systemd-analyze security --offline=true deploy/systemd/weft-agent.service | tail -1
+
+test-reproducible: ## build the packages in two folders and compare
+	@deploy/packages/reproducible
 
 clean: ## take the lab down and remove what was built
 	@[ ! -x $(BIN)/weft-lab ] || $(BIN)/weft-lab down

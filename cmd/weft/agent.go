@@ -98,12 +98,14 @@ func newAgent(cfg agentConfig, env environment) (a *agent, err error) {
 		}
 	}
 	view := a.view()
-	a.tasks = append(a.tasks,
-		&flowTask{agent: a, ready: make(chan struct{})},
-		api.NewServer(cfg.socket, view, a.log.With("task", "api")),
-	)
+	server := api.NewServer(cfg.socket, view, a.log.With("task", "api"))
+	a.tasks = append(a.tasks, &flowTask{agent: a, ready: make(chan struct{})}, server)
 	if cfg.metricsAddress.IsValid() {
 		a.tasks = append(a.tasks, api.NewMetricsServer(cfg.metricsAddress, view, a.log.With("task", "metrics")))
+	}
+	if notify := newNotifyTask(env.lookup, a.status, a.log.With("task", "notify")); notify != nil {
+		notify.after = []task{a.datapath, server}
+		a.tasks = append(a.tasks, notify)
 	}
 	a.tasks = append(a.tasks,
 		&signalTask{signals: env.signals, log: a.log, ready: make(chan struct{})},

@@ -55,9 +55,15 @@ func (b *buffer) String() string {
 
 func startAgent(t *testing.T, args ...string) *runningAgent {
 	t.Helper()
+	return startAgentIn(t, nil, args...)
+}
+
+// startAgentIn starts an agent with variables of its environment.
+func startAgentIn(t *testing.T, variables map[string]string, args ...string) *runningAgent {
+	t.Helper()
 	a := &runningAgent{t: t, signals: make(chan os.Signal, 1), done: make(chan int, 1), log: new(buffer)}
 	env := environment{
-		ctx: t.Context(), stdout: io.Discard, stderr: a.log, lookup: lookupIn(nil), now: time.Now,
+		ctx: t.Context(), stdout: io.Discard, stderr: a.log, lookup: lookupIn(variables), now: time.Now,
 		signals: func() <-chan os.Signal { return a.signals },
 	}
 	go func() { a.done <- run(env, append([]string{"agent"}, args...)) }()
