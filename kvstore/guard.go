@@ -16,17 +16,21 @@ type Op struct {
 	Key   string
 	Value []byte  // not of OpDelete
 	Lease LeaseID // under which the key is put; 0: none
+	// Revision is for OpUnchanged alone: when the key was last written; 0: it
+	// does not exist.
+	Revision int64
 }
 
 // OpKind says what an Op does.
 type OpKind uint8
 
 const (
-	OpPut    OpKind = iota // write the key, whatever it holds
-	OpCreate               // write the key, which must not exist
-	OpDelete               // delete the key, if it exists
-	OpAbsent               // write nothing: there must be no key that begins with Key
-	OpEqual                // write nothing: the key must have this value
+	OpPut       OpKind = iota // write the key, whatever it holds
+	OpCreate                  // write the key, which must not exist
+	OpDelete                  // delete the key, if it exists
+	OpAbsent                  // write nothing: there must be no key that begins with Key
+	OpEqual                   // write nothing: the key must have this value
+	OpUnchanged               // write nothing: the key must not have been written since Revision
 )
 
 // Put writes a key, without a lease, if the lock is held.
@@ -48,31 +52,13 @@ func (l *Lock) Delete(ctx context.Context, key string) error {
 // Txn does all of ops, up to 100 of different keys, at one revision if the
 // lock is held, and none otherwise. It returns ErrLockLost where the lock is
 // not held, and ErrExists where a key to be created exists, or one is not
-// absent or not equal as ops want it. With any other error it may have been
+// absent, equal or unchanged as ops want it. With any other error it may have been
 // done or not.
 func (l *Lock) Txn(ctx context.Context, ops ...Op) error {
 	if err := l.session.Err(); err != nil {
 		return l.lost(ops, err)
 	}
-	var (
-		as []clientv3.Cmp
-		do []clientv3.Op
-	)
-	for _, op := range ops {
-		switch op.Kind {
-		case OpCreate:
-			as = append(as, clientv3.Compare(clientv3.CreateRevision(op.Key), "=", 0))
-			fallthrough
-		case OpPut:
-			do = append(do, clientv3.OpPut(op.Key, string(op.Value), clientv3.WithLease(clientv3.LeaseID(op.Lease))))
-		case OpDelete:
-			do = append(do, clientv3.OpDelete(op.Key))
-		case OpAbsent: // all keys of the range must have been created at 0, which none has
-			as = append(as, clientv3.Compare(clientv3.CreateRevision(op.Key), "=", 0).WithPrefix())
-		case OpEqual:
-			as = append(as, clientv3.Compare(clientv3.Value(op.Key), "=", string(op.Value)))
-		}
-	}
+	as, do := transaction(ops)
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	resp, err := l.c.etcd.Txn(ctx).
@@ -90,6 +76,28 @@ func (l *Lock) Txn(ctx context.Context, ops ...Op) error {
 		return fmt.Errorf("write %s under lock %s: %w", keysOf(ops), l.path, ErrExists)
 	}
 	return nil
+}
+
+// transaction makes of ops what must be so, and what is done then.
+func transaction(ops []Op) (as []clientv3.Cmp, do []clientv3.Op) {
+	for _, op := range ops {
+		switch op.Kind {
+		case OpCreate:
+			as = append(as, clientv3.Compare(clientv3.CreateRevision(op.Key), "=", 0))
+			fallthrough
+		case OpPut:
+			do = append(do, clientv3.OpPut(op.Key, string(op.Value), clientv3.WithLease(clientv3.LeaseID(op.Lease))))
+		case OpDelete:
+			do = append(do, clientv3.OpDelete(op.Key))
+		case OpAbsent: // all keys of the range must have been created at 0, which none has
+			as = append(as, clientv3.Compare(clientv3.CreateRevision(op.Key), "=", 0).WithPrefix())
+		case OpEqual:
+			as = append(as, clientv3.Compare(clientv3.Value(op.Key), "=", string(op.Value)))
+		case OpUnchanged:
+			as = append(as, clientv3.Compare(clientv3.ModRevision(op.Key), "=", op.Revision))
+		}
+	}
+	return as, do
 }
 
 func (l *Lock) lost(ops []Op, cause error) error {

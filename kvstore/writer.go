@@ -41,7 +41,11 @@ type WriterConfig struct {
 	// not stay for the rest of the TTL. An agent that restarts wants its keys
 	// to stay.
 	RevokeOnClose bool
-	Log           *slog.Logger
+	// Fence, unless it is the zero one, is a condition of every write, see
+	// TakeFence. Run ends with ErrFenced when it does not hold, and with
+	// ErrHistoryChanged in another etcd, where nobody holds it.
+	Fence Fence
+	Log   *slog.Logger
 }
 
 func (c WriterConfig) withDefaults() WriterConfig {
@@ -279,6 +283,7 @@ func (w *Writer) Status() WriterStatus {
 // back-off of 50 ms to 1 min. The leases are not revoked at the end, so that
 // the keys of an agent that restarts stay, unless RevokeOnClose says so; it
 // takes up to 2 s then, and what keeps a lease from being revoked is returned.
+// A Writer with a Fence ends with ErrFenced, too.
 func (w *Writer) Run(ctx context.Context) error {
 	w.start()
 	err := w.keep(ctx)
@@ -290,7 +295,10 @@ func (w *Writer) Run(ctx context.Context) error {
 	return w.revoke(ctx)
 }
 
-// keep writes until ctx ends or the client is closed.
+// fenced reports whether it writes behind a fence.
+func (w *Writer) fenced() bool { return w.cfg.Fence != Fence{} }
+
+// keep writes until ctx ends, the client is closed, or the fence is another's.
 func (w *Writer) keep(ctx context.Context) error {
 	var pause backoff
 	verify := time.Now().Add(w.cfg.VerifyInterval)
@@ -299,7 +307,9 @@ func (w *Writer) keep(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, ErrClosed):
+		case errors.Is(err, ErrClosed), errors.Is(err, ErrFenced):
+			return err
+		case w.fenced() && errors.Is(err, ErrHistoryChanged):
 			return err
 		case err == nil:
 			if !w.idle(ctx, verify) {

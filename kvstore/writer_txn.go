@@ -187,9 +187,16 @@ func (w *Writer) commit(ctx context.Context, batch []write) error {
 	for i, x := range batch {
 		ops[i] = x.op()
 	}
-	resp, err := w.c.etcd.Txn(ctx).Then(ops...).Commit()
-	if err != nil {
+	txn := w.c.etcd.Txn(ctx)
+	if w.fenced() {
+		txn = txn.If(w.cfg.Fence.holds())
+	}
+	resp, err := txn.Then(ops...).Commit()
+	switch {
+	case err != nil:
 		return w.c.explain(err)
+	case !resp.Succeeded:
+		return ErrFenced
 	}
 	for i, x := range batch {
 		w.settle(x, resp.Responses[i].GetResponseTxn(), nil)
