@@ -32,21 +32,28 @@ const requestTimeout = 10 * time.Second
 // Client asks an agent. It is safe for concurrent use.
 type Client struct {
 	path    string
+	daemon  string // that answers: agent or operator
 	http    *http.Client
 	patient *http.Client // waits for as long as its context lasts
 }
 
 // NewClient returns a client for the agent on the unix socket at path.
-func NewClient(path string) *Client {
+func NewClient(path string) *Client { return newClient(path, "agent") }
+
+// NewOperatorClient returns a client for the operator on the unix socket at path, which answers Operator, Version and
+// Metrics.
+func NewOperatorClient(path string) *Client { return newClient(path, "operator") }
+
+func newClient(path, daemon string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		if err != nil {
-			return nil, &unreachableError{path: path, cause: err}
+			return nil, &unreachableError{path: path, daemon: daemon, cause: err}
 		}
 		return conn, nil
 	}
 	return &Client{
-		path: path,
+		path: path, daemon: daemon,
 		http: &http.Client{Transport: &http.Transport{
 			DialContext: dial, DisableKeepAlives: true, ResponseHeaderTimeout: requestTimeout,
 		}},
@@ -56,8 +63,9 @@ func NewClient(path string) *Client {
 
 // unreachableError says on which socket nobody answers.
 type unreachableError struct {
-	path  string
-	cause error
+	path   string
+	daemon string
+	cause  error
 }
 
 func (e *unreachableError) Error() string {
@@ -67,9 +75,9 @@ func (e *unreachableError) Error() string {
 		cause = op.Err // the path and the word "dial" stand there already
 	}
 	if errors.Is(cause, fs.ErrPermission) {
-		return fmt.Sprintf("agent unreachable at %s: %v: be root, or in the group of the socket", e.path, cause)
+		return fmt.Sprintf("%s unreachable at %s: %v: be root, or in the group of the socket", e.daemon, e.path, cause)
 	}
-	return fmt.Sprintf("agent unreachable at %s: %v: is `weft agent` running?", e.path, cause)
+	return fmt.Sprintf("%s unreachable at %s: %v: is `weft %s` running?", e.daemon, e.path, cause, e.daemon)
 }
 
 func (e *unreachableError) Unwrap() []error { return []error{ErrUnreachable, e.cause} }
@@ -178,7 +186,7 @@ func ask[T any](ctx context.Context, c *Client, path string) (answer T, err erro
 	}
 	defer response.Body.Close()
 	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
-		return answer, fmt.Errorf("answer of the agent at %s: %w", c.path, err)
+		return answer, fmt.Errorf("answer of the %s at %s: %w", c.daemon, c.path, err)
 	}
 	return answer, nil
 }
@@ -211,7 +219,7 @@ func (c *Client) exchange(ctx context.Context, by *http.Client, method, path str
 		case errors.As(err, &unreachable):
 			return nil, unreachable
 		case errors.As(err, &request) && ctx.Err() == nil:
-			return nil, &unreachableError{path: c.path, cause: request.Err} // it listens, but does not answer
+			return nil, &unreachableError{path: c.path, daemon: c.daemon, cause: request.Err} // it listens, but does not answer
 		}
 		return nil, err
 	}
@@ -221,10 +229,10 @@ func (c *Client) exchange(ctx context.Context, by *http.Client, method, path str
 	defer response.Body.Close()
 	var e Error
 	if err := json.NewDecoder(io.LimitReader(response.Body, 1<<20)).Decode(&e); err != nil || e.Kind != KindError {
-		return nil, fmt.Errorf("agent at %s: unexpected answer %s", c.path, response.Status)
+		return nil, fmt.Errorf("%s at %s: unexpected answer %s", c.daemon, c.path, response.Status)
 	}
 	if e.Code == http.StatusNotFound {
 		return nil, fmt.Errorf("%s: %w", e.Message, ErrNotFound)
 	}
-	return nil, fmt.Errorf("agent at %s: %s", c.path, e.Message)
+	return nil, fmt.Errorf("%s at %s: %s", c.daemon, c.path, e.Message)
 }

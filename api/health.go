@@ -67,12 +67,14 @@ func CheckMetricsAddress(at netip.AddrPort) error {
 type MetricsServer struct {
 	at     netip.AddrPort
 	server *Server
+	health func(getter) // adds what is answered
 	ready  chan struct{}
 }
 
 // NewMetricsServer assembles a server for the agent. The address must have passed [CheckMetricsAddress].
 func NewMetricsServer(at netip.AddrPort, agent Agent, log *slog.Logger) *MetricsServer {
-	return &MetricsServer{at: at, server: NewServer("", agent, log), ready: make(chan struct{})}
+	server := NewServer("", agent, log)
+	return &MetricsServer{at: at, server: server, health: server.health, ready: make(chan struct{})}
 }
 
 func (m *MetricsServer) String() string { return "metrics" }
@@ -87,7 +89,7 @@ func (m *MetricsServer) Run(ctx context.Context) error {
 		return fmt.Errorf("%w: choose another with --metrics-address", err)
 	}
 	mux, get := newMux()
-	m.server.health(get)
+	m.health(get)
 	m.server.log.Info("metrics ready", "address", listener.Addr().String())
 	return m.server.serve(ctx, listener, m.ready, m.local(mux))
 }
