@@ -38,6 +38,7 @@ var rooms = map[string]room{
 	"kvstore":           {why: "lists, watches and leases over keys and bytes; it knows no meanings"},
 	"mesh":              {may: []string{"kvstore", "ipcache", "identity", "node", "service"}, why: "writes tables; what the kernel makes of them is not its business"},
 	"endpoint":          {may: []string{"kvstore", "identity", "ipcache"}, why: "local workloads are claims and keys"},
+	"operator":          {may: []string{"kvstore", "identity", "node", "service"}, why: "what is done once per cluster are keys in its etcd"},
 	"bpf":               {why: "C, its compiled form and its exact mirrors; it knows layouts, not meanings"},
 	"datapath":          {may: []string{"bpf", "ipcache", "identity", "node", "service"}, why: "reads tables; where they come from is not its business"},
 	"api":               {may: []string{"identity", "node", "service", "ipcache"}, why: "clients of the API must not link the agent"},

@@ -266,8 +266,17 @@ func (a *agent) run(ctx context.Context) error {
 	if err := a.introduce(); err != nil {
 		return err
 	}
+	if err := runTasks(ctx, a.tasks); err != nil {
+		return err
+	}
+	a.log.Info("agent ends; what is in the kernel and in etcd stays")
+	return nil
+}
+
+// runTasks runs tasks until one fails, a signal comes, or ctx ends.
+func runTasks(ctx context.Context, tasks []task) error {
 	group, ctx := errgroup.WithContext(ctx)
-	for _, t := range a.tasks {
+	for _, t := range tasks {
 		group.Go(func() error {
 			if err := t.Run(ctx); err != nil {
 				return fmt.Errorf("%s: %w", t, err)
@@ -278,7 +287,6 @@ func (a *agent) run(ctx context.Context) error {
 	if err := group.Wait(); err != nil && !errors.Is(err, errStopped) {
 		return err
 	}
-	a.log.Info("agent ends; what is in the kernel and in etcd stays")
 	return nil
 }
 

@@ -118,7 +118,15 @@ func TestNothingDrivesTheTerminal(t *testing.T) {
 		}
 		tried = append(tried, args)
 	}
-	checkTried(t, tried)
+	socket := serveOperator(t, poisoned(labOperator(true)))
+	for _, format := range formats {
+		_, stdout, stderr := weft(t, map[string]string{"WEFT_OPERATOR_SOCKET": socket}, "operator", "status", "-o", format)
+		if !strings.Contains(stdout, "pwned") {
+			t.Errorf("weft operator status -o %s shows nothing of what it was given: %q, %q", format, stdout, stderr)
+		}
+		checkHarmless(t, stdout+stderr)
+	}
+	checkTried(t, append(tried, "operator status"))
 	code, stdout, stderr := weft(t, env, "clusters", "get", evil)
 	if code != exitNot || stdout != "" || !strings.Contains(stderr, "pwned") {
 		t.Errorf("an unknown name: exit code %d, %q, %q", code, stdout, stderr)
@@ -143,7 +151,7 @@ func checkTried(t *testing.T, tried []string) {
 	t.Helper()
 	root, _ := newRoot(environment{})
 	others := []string{
-		"agent", "bpf", "kvstore", "troubleshoot", "completion", // they ask no agent
+		"agent", "bpf", "kvstore", "troubleshoot", "completion", "operator", // they ask no agent
 		"clusters get", // its line is below
 		"diagnose", "cleanup", "verify",
 		"endpoint add", "endpoint remove", // theirs are, too

@@ -87,6 +87,16 @@ var helpTexts = map[string]help{
 		}},
 	"endpoint remove": {"Remove a workload that was added with `weft endpoint add`. Pods and what files declare are removed where they come from.",
 		[]string{"weft endpoint remove db-1 --namespace shop"}},
+	"operator": {"Run what is done once per cluster until it is interrupted: publish what is the cluster's rather than a node's, and clean up. " +
+		"Several replicas may run; they elect a leader, and nothing that another one believes to have to write is written. No packet and no " +
+		"identity waits for an operator. What is in etcd stays when it ends.",
+		[]string{
+			"weft operator --cluster-name east --cluster-id 1 --kvstore-config /etc/weft/kvstore.yaml",
+			"weft operator --config /etc/weft/operator.yaml --election kubernetes --namespace kube-system",
+		}},
+	"operator status": {"Show how a replica of the operator is: who leads, whether its etcd and its sources answer, and what the leader's duties " +
+		"have done. The exit code is 0 if all is well, 1 if it is not, 3 if no operator answers.",
+		[]string{"weft operator status", "weft operator status -o json"}},
 	"bpf ipcache list": {"List the entries of the kernel's map that identifies addresses, read off its pin: it needs no agent.",
 		[]string{"weft bpf ipcache list", "weft bpf ipcache list -o json"}},
 	"bpf ipcache get": {"Look an address up in the kernel's map as the programs do. It needs no agent. The kernel tells the value, not the prefix " +

@@ -129,7 +129,7 @@ func newRoot(env environment) (root *cobra.Command, started *bool) {
 	}
 	root.AddCommand(
 		agentCommand(env, c), statusCommand(env, c), ipCommand(env, c), nodeCommand(env, c), identityCommand(env, c), serviceCommand(env, c),
-		explainCommand(env, c), endpointCommand(env, c),
+		explainCommand(env, c), endpointCommand(env, c), operatorCommand(env),
 		clustersCommand(env, c), metricsCommand(env, c), bpfCommand(env, c), flowsCommand(env, c), kvstoreCommand(env), troubleshootCommand(env),
 		verifyCommand(env, c), cleanupCommand(env, c), diagnoseCommand(env, c),
 		versionCommand(env, c),

@@ -69,7 +69,13 @@ func golden(t *testing.T, name, got string) {
 func serveAgent(t *testing.T, agent api.Agent) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "weft.sock")
-	server := api.NewServer(path, agent, slog.New(slog.DiscardHandler))
+	serveOn(t, api.NewServer(path, agent, slog.New(slog.DiscardHandler)))
+	return path
+}
+
+// serveOn runs a server until the test ends, and returns once it answers.
+func serveOn(t *testing.T, server task) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- server.Run(ctx) }()
@@ -84,7 +90,6 @@ func serveAgent(t *testing.T, agent api.Agent) string {
 	case err := <-done:
 		t.Fatalf("server: %v", err)
 	}
-	return path
 }
 
 var (
@@ -285,6 +290,7 @@ func labStatus(healthy bool) api.Status {
 func TestCommands(t *testing.T) {
 	t.Setenv("TZ", "UTC")
 	well, unwell := serveAgent(t, lab(true)), serveAgent(t, lab(false))
+	leads, waits := serveOperator(t, labOperator(true)), serveOperator(t, labOperator(false))
 	for _, tc := range []struct {
 		golden string
 		socket string
@@ -330,10 +336,13 @@ func TestCommands(t *testing.T) {
 		{"clusters-rejected.txt", well, 0, "clusters rejected"},
 		{"clusters-rejected.json", well, 0, "clusters rejected west -o json"},
 		{"metrics-list.txt", well, 0, "metrics list --match ^weft_(clustermesh|rejected|packet|cert)"},
+		{"operator-status.txt", leads, 0, "operator status"},
+		{"operator-status.json", leads, 0, "operator status -o json"},
+		{"operator-status-unhealthy.txt", waits, 1, "operator status"},
 		{"metrics.json", well, 0, "metrics -o json --match ^weft_bpf"},
 	} {
 		t.Run(tc.golden, func(t *testing.T) {
-			code, stdout, stderr := weft(t, map[string]string{"WEFT_API_SOCKET": tc.socket}, strings.Fields(tc.args)...)
+			code, stdout, stderr := weft(t, map[string]string{"WEFT_API_SOCKET": tc.socket, "WEFT_OPERATOR_SOCKET": tc.socket}, strings.Fields(tc.args)...)
 			if code != tc.code || stderr != "" {
 				t.Errorf("exit code %d, want %d; stderr %q", code, tc.code, stderr)
 			}
@@ -393,6 +402,9 @@ func TestExitCodes(t *testing.T) {
 		{"agent --config /nonexistent", 2, "weft: config: open /nonexistent: no such file or directory\n"},
 		{"status --api-socket " + nobody, 3, "weft: agent unreachable at " + nobody + ": connect: no such file or directory: is `weft agent` running?\n"},
 		{"flows -f --api-socket " + nobody, 3, "weft: agent unreachable at "},
+		{"operator", 2, "weft: --kvstore-config: name the etcd of the cluster"},
+		{"operator --kvstore-config /nonexistent --election vote", 2, "weft: --election, --leader-election-*: election by \"vote\": want kubernetes, etcd or none"},
+		{"operator status --operator-socket " + nobody, 3, "weft: operator unreachable at " + nobody + ": connect: no such file or directory: is `weft operator` running?\n"},
 		{"version --agent --api-socket " + nobody, 3, "weft: agent unreachable at "},
 	} {
 		code, _, stderr := weft(t, nil, strings.Fields(tc.args)...)

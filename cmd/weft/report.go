@@ -27,7 +27,7 @@ func (a *agent) status() api.Status {
 		Endpoints: a.endpointStatus(),
 		Datapath:  a.datapathStatus(),
 		Config:    []api.ConfigError{},
-		Tasks:     a.taskStatus(),
+		Tasks:     tasksOf(a.tasks),
 	}
 	s.Tables = api.Tables{IPs: a.ips.Len(), Identities: a.identities.Len(), Services: a.services.Len(), Conflicts: a.ips.Conflicted()}
 	nodes, _ := a.nodes.Snapshot()
@@ -163,12 +163,12 @@ func makeDevice(d *datapath.DeviceStatus) api.Device {
 	return shown
 }
 
-func (a *agent) taskStatus() []api.Task {
-	var tasks []api.Task
-	for _, t := range a.tasks {
-		tasks = append(tasks, api.Task{Name: t.String(), Ready: isClosed(t.Ready())})
+func tasksOf(tasks []task) []api.Task {
+	var shown []api.Task
+	for _, t := range tasks {
+		shown = append(shown, api.Task{Name: t.String(), Ready: isClosed(t.Ready())})
 	}
-	return tasks
+	return shown
 }
 
 func isClosed(c <-chan struct{}) bool {

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/weftmesh/weft/api"
+	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/kvstore"
+	"github.com/weftmesh/weft/operator"
+)
+
+const defaultOperatorSocket = "/run/weft/operator.sock"
+
+func operatorCommand(env environment) *cobra.Command {
+	var (
+		options *operatorOptions
+		socket  string
+	)
+	cmd := newCommand("operator", "Run what is done once per cluster until it is interrupted", func(cmd *cobra.Command, _ []string) error {
+		cfg, err := options.load(cmd.Flags())
+		if err != nil {
+			return err
+		}
+		cfg.socket = socket
+		d, err := newOperatorDaemon(cfg, env)
+		if err != nil {
+			return err
+		}
+		return d.run(env.ctx)
+	})
+	cmd.PersistentFlags().StringVar(&socket, "operator-socket", defaultOperatorSocket, "unix socket of the operator, a `path`")
+	options = newOperatorOptions(cmd.Flags())
+	cmd.AddCommand(operatorStatusCommand(env, &socket))
+	return cmd
+}
+
+// operatorOptions are the options of the operator alone, as given.
+type operatorOptions struct {
+	config               string
+	clusterName          string
+	clusterID            uint16
+	maxConnectedClusters int
+	kvstoreConfig        string
+	kvstoreOpts          []kvstoreOption
+	kvstoreLeaseTTL      time.Duration
+	election             string
+	leaseDuration        time.Duration
+	renewDeadline        time.Duration
+	retryPeriod          time.Duration
+	kubernetes           bool
+	kubeconfig           string
+	namespace            string
+	metricsAddress       netip.AddrPort
+	logLevel             slog.Level
+}
+
+func newOperatorOptions(flags *pflag.FlagSet) *operatorOptions {
+	o := new(operatorOptions)
+	flags.StringVar(&o.config, "config", "", "YAML `file` of options, by their names without dashes")
+	flags.StringVar(&o.clusterName, "cluster-name", defaultCluster, "`name` of the cluster")
+	flags.Uint16Var(&o.clusterID, "cluster-id", 0, "`number` of the cluster, from 1 on; 0 if it is in no mesh")
+	flags.IntVar(&o.maxConnectedClusters, "max-connected-clusters", 255, "255 or 511, the same `number` in all clusters of the mesh")
+	flags.StringVar(&o.kvstoreConfig, "kvstore-config", "", "etcd client config of the cluster's own etcd, a `file`")
+	flags.Var(&list[kvstoreOption]{&o.kvstoreOpts, parseKVStoreOption, kvstoreOption.String, "options", false}, "kvstore-opt",
+		"how the etcd is used, one `option`, such as etcd.qps=100")
+	flags.DurationVar(&o.kvstoreLeaseTTL, "kvstore-lease-ttl", maxLeaseTTL,
+		"how long what is published stays when no operator runs any more, a `duration`")
+	flags.StringVar(&o.election, "election", "etcd", "`how` replicas agree on a leader: etcd, kubernetes, or none if there is one replica")
+	flags.DurationVar(&o.leaseDuration, "leader-election-lease-duration", 15*time.Second,
+		"how long the other replicas wait for a leader that is not heard of, a `duration`")
+	flags.DurationVar(&o.renewDeadline, "leader-election-renew-deadline", 10*time.Second,
+		"after which `duration` a leader gives up that cannot renew its lease in Kubernetes")
+	flags.DurationVar(&o.retryPeriod, "leader-election-retry-period", 2*time.Second,
+		"how often a replica looks at the lease in Kubernetes, a `duration`")
+	flags.BoolVar(&o.kubernetes, "kubernetes", false, "take services from the Kubernetes API")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
+		"`file` that says where the Kubernetes API is (default: the service account of the operator's own pod)")
+	flags.StringVar(&o.namespace, "namespace", "",
+		"`name` of the namespace that holds the Lease of --election kubernetes (default: CILIUM_K8S_NAMESPACE of the environment, or default)")
+	flags.TextVar(&o.metricsAddress, "metrics-address", netip.AddrPort{},
+		"`address` of the loopback device, such as 127.0.0.1:9963, that answers /metrics and health probes, too (default: the socket only)")
+	flags.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` of what is logged: debug, info, warn or error")
+	return o
+}
+
+// operatorConfig is what the operator is made from: every option checked, every default in place.
+type operatorConfig struct {
+	operatorOptions
+	socket  string
+	kvstore kvstore.Config
+}
+
+// load completes the options from the file, if one is named, and checks them.
+func (o *operatorOptions) load(flags *pflag.FlagSet) (operatorConfig, error) {
+	if o.config != "" {
+		if err := fromFile(flags, o.config, "config"); err != nil {
+			return operatorConfig{}, err
+		}
+	}
+	cfg := operatorConfig{operatorOptions: *o}
+	if err := cfg.check(); err != nil {
+		return operatorConfig{}, &usageError{cause: err}
+	}
+	k, err := kvstore.LoadConfig(o.kvstoreConfig)
+	if err != nil {
+		return operatorConfig{}, usagef("--kvstore-config: %w", err)
+	}
+	for _, opt := range o.kvstoreOpts {
+		_ = k.SetOption(opt.name, opt.value) // it was checked when it was parsed
+	}
+	cfg.kvstore = k
+	return cfg, nil
+}
+
+// check refuses what cannot work, whatever the machine is like.
+func (c *operatorConfig) check() error {
+	layout, err := identity.NewLayout(c.maxConnectedClusters)
+	if err != nil {
+		return fmt.Errorf("--max-connected-clusters: %w", err)
+	}
+	if err := identity.ValidateClusterName(c.clusterName); err != nil {
+		return fmt.Errorf("--cluster-name: %w", err)
+	}
+	id := identity.ClusterID(c.clusterID)
+	switch {
+	case id > layout.MaxCluster():
+		return fmt.Errorf("--cluster-id %d: want at most %d", id, layout.MaxCluster())
+	case id != 0 && c.clusterName == defaultCluster:
+		return fmt.Errorf("--cluster-id %d: a cluster of a mesh needs a name of its own: give one with --cluster-name", id)
+	case c.kvstoreConfig == "":
+		return errors.New("--kvstore-config: name the etcd of the cluster: all that an operator does is done there")
+	case c.kvstoreLeaseTTL < minLeaseTTL || c.kvstoreLeaseTTL > maxLeaseTTL:
+		return fmt.Errorf("--kvstore-lease-ttl %s: want %s to %s", c.kvstoreLeaseTTL, minLeaseTTL, maxLeaseTTL)
+	case c.kubeconfig != "" && !c.kubernetes && c.election != string(operator.ElectKubernetes):
+		return errors.New("--kubeconfig: it is read with --kubernetes or --election kubernetes alone: give one of them, too")
+	case api.CheckMetricsAddress(c.metricsAddress) != nil:
+		return fmt.Errorf("--metrics-address %w", api.CheckMetricsAddress(c.metricsAddress))
+	}
+	if err := c.elects("").Validate(); err != nil {
+		return fmt.Errorf("--election, --leader-election-*: %w", err)
+	}
+	return nil
+}
+
+// elects is the election with the namespace of its Lease, as the environment has it where no option names one.
+func (c *operatorConfig) elects(namespace string) operator.Election {
+	if c.namespace != "" {
+		namespace = c.namespace
+	}
+	if namespace == "" {
+		namespace = "default"
+	}
+	return operator.Election{
+		By: operator.ElectionKind(c.election), LeaseDuration: c.leaseDuration, RenewDeadline: c.renewDeadline, RetryPeriod: c.retryPeriod,
+		Kubeconfig: c.kubeconfig, Namespace: namespace,
+	}
+}
+
+// operatorDaemon is everything that an operator is, assembled.
+type operatorDaemon struct {
+	cfg      operatorConfig
+	log      *slog.Logger
+	started  time.Time
+	operator *operator.Operator
+	tasks    []task // in the order in which data flows
+}
+
+// newOperatorDaemon assembles an operator. Nothing runs before run.
+func newOperatorDaemon(cfg operatorConfig, env environment) (*operatorDaemon, error) {
+	d := &operatorDaemon{cfg: cfg, log: newLog(env, cfg.logLevel), started: time.Now()}
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("name of this replica: %w", err)
+	}
+	namespace, _ := env.lookup("CILIUM_K8S_NAMESPACE")
+	d.operator, err = operator.New(operator.Config{
+		ClusterName: cfg.clusterName, ClusterID: identity.ClusterID(cfg.clusterID), Name: operator.NewName(host),
+		Etcd: cfg.kvstore, LeaseTTL: cfg.kvstoreLeaseTTL, Election: cfg.elects(namespace), Duties: d.duties(),
+		Log: d.log.With("task", "operator"),
+	})
+	if err != nil {
+		return nil, usagef("%w", err)
+	}
+	d.tasks = append(d.tasks, d.operator)
+	view := d.view()
+	d.tasks = append(d.tasks, api.NewOperatorServer(cfg.socket, view, d.log.With("task", "api")))
+	if cfg.metricsAddress.IsValid() {
+		d.tasks = append(d.tasks, api.NewOperatorMetricsServer(cfg.metricsAddress, view, d.log.With("task", "metrics")))
+	}
+	d.tasks = append(d.tasks, &signalTask{signals: env.signals, log: d.log, ready: make(chan struct{})})
+	return d, nil
+}
+
+// duties are what the leader does.
+func (d *operatorDaemon) duties() []operator.Duty {
+	return []operator.Duty{operator.NewHeartbeat()}
+}
+
+func (d *operatorDaemon) run(ctx context.Context) error {
+	d.log.Info("operator starts", "version", versionInfo().Version, "cluster", d.cfg.clusterName, "clusterID", d.cfg.clusterID,
+		"election", d.cfg.election, "etcd", strings.Join(d.cfg.kvstore.Endpoints, ","))
+	if err := runTasks(ctx, d.tasks); err != nil {
+		return err
+	}
+	d.log.Info("operator ends; what is in etcd stays")
+	return nil
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/weftmesh/weft/api"
+)
+
+// labOperator is the state of a replica that leads, or of one that does not and is not well.
+func labOperator(leads bool) api.OperatorStatus {
+	s := api.OperatorStatus{
+		Meta: api.MetaOf(api.KindOperatorStatus), Version: "v1.2.3", Started: testNow.Add(-time.Hour), Name: "east-cp1-4xk9vbmw2z",
+		Cluster: api.LocalCluster{Name: "east", ID: 1, MaxConnectedClusters: 255}, Election: "kubernetes", IsLeader: leads,
+		Leader: "east-cp1-4xk9vbmw2z", LeaderSince: testNow.Add(-time.Minute), Terms: 1,
+		KVStore: &api.KVStore{
+			Endpoints: []string{"https://127.0.0.1:2379"}, Endpoint: "127.0.0.1:2379", Connected: true, State: "ready", Since: testNow.Add(-time.Hour),
+			ServerVersion: "3.7.0", Revision: 42, Ready: true, Leases: []string{}, Keys: 12, Pending: 1,
+		},
+		Sources: []api.OperatorSource{{Name: "kubernetes", Ready: true, Objects: 30}},
+		Duties: []api.OperatorDuty{
+			{Name: "heartbeat", Running: leads, Ready: leads, Runs: 3, LastRun: testNow, LastDuration: time.Millisecond, Detail: "2026-11-20T22:30:00Z"},
+			{Name: "services", Running: leads, Ready: leads, Runs: 7, Errors: 1, Deleted: 2, Keys: 12, Pending: 1},
+		},
+		Tasks: []api.Task{{Name: "operator", Ready: true}},
+	}
+	if leads {
+		s.Since = testNow.Add(-time.Minute)
+	} else {
+		s.Name, s.KVStore.Connected, s.KVStore.LastError = "east-cp2-8hd7cqrt5n", false, "dial tcp: connection refused"
+		s.Sources[0].Problems = []string{"services cannot be followed"}
+	}
+	s.Assess()
+	return s
+}
+
+// serveOperator offers an operator's state on a socket until the test ends, and returns the socket's path.
+func serveOperator(t *testing.T, s api.OperatorStatus) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "operator.sock")
+	serveOn(t, api.NewOperatorServer(path, api.Operator{
+		Version: versionInfo, Status: func() api.OperatorStatus { return s }, Metrics: http.NotFoundHandler(),
+	}, slog.New(slog.DiscardHandler)))
+	return path
+}
+
+// parseOperator reads the options of the operator as the command does.
+func parseOperator(t *testing.T, env map[string]string, args ...string) (operatorConfig, error) {
+	t.Helper()
+	flags := pflag.NewFlagSet("operator", pflag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	o := newOperatorOptions(flags)
+	if err := flags.Parse(args); err != nil {
+		return operatorConfig{}, err
+	}
+	if err := fromEnvironment(flags, lookupIn(env)); err != nil {
+		return operatorConfig{}, err
+	}
+	return o.load(flags)
+}
+
+func TestOperatorOptions(t *testing.T) {
+	etcd := writeFile(t, "etcd.yaml", "endpoints: [http://127.0.0.1:2379]\n")
+	cfg, err := parseOperator(t, map[string]string{"WEFT_CLUSTER_NAME": "east"}, "--kvstore-config", etcd, "--kvstore-opt", "etcd.qps=7", "--config",
+		writeFile(t, "operator.yaml", "cluster-name: west\ncluster-id: 3\nelection: kubernetes\nleader-election-retry-period: 1s\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.clusterName != "east" || cfg.clusterID != 3 || cfg.kvstore.QPS != 7 || cfg.kvstoreLeaseTTL != 24*time.Hour {
+		t.Errorf("%+v", cfg)
+	}
+	if e := cfg.elects("kube-system"); e.Namespace != "kube-system" || e.RetryPeriod != time.Second || e.LeaseDuration != 15*time.Second {
+		t.Errorf("%+v", e)
+	}
+	if cfg, err = parseOperator(t, map[string]string{"WEFT_NAMESPACE": "weft"}, "--kvstore-config", etcd); err != nil || cfg.elects("kube-system").Namespace != "weft" {
+		t.Errorf("%+v, %v", cfg, err)
+	}
+	for args, want := range map[string]string{
+		"":                                     "--kvstore-config: name the etcd of the cluster",
+		"--cluster-id 256 --cluster-name a":    "--cluster-id 256: want at most 255",
+		"--cluster-id 1":                       "a cluster of a mesh needs a name of its own",
+		"--max-connected-clusters 7":           "--max-connected-clusters: ",
+		"--cluster-name A":                     "--cluster-name: ",
+		"--kvstore-lease-ttl 1s":               "--kvstore-lease-ttl 1s: want 25s to 24h0m0s",
+		"--kubeconfig /x":                      "--kubeconfig: it is read with --kubernetes or --election kubernetes alone",
+		"--metrics-address 192.0.2.1:80":       "--metrics-address 192.0.2.1:80: want an address of the loopback device",
+		"--leader-election-lease-duration 1ms": "lease duration 1ms: want at least 1s",
+		"--election kubernetes --leader-election-renew-deadline 15s":                  "renew deadline 15s: want more than 0 and less than the lease duration, 15s",
+		"--election kubernetes --leader-election-retry-period 9s":                     "retry period 9s: want more than 0 and less than five sixths of the renew deadline, 10s",
+		"--election none --leader-election-retry-period 9s --kvstore-config /nowhere": "--kvstore-config: ",
+	} {
+		fields := strings.Fields(args)
+		if args != "" && !strings.Contains(args, "--kvstore-config") {
+			fields = append(fields, "--kvstore-config", etcd)
+		}
+		if _, err := parseOperator(t, nil, fields...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v\nwant %q", args, err, want)
+		}
+	}
+}
