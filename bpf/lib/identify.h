@@ -47,6 +47,10 @@ identify_ends(const struct config *config, const enum direction direction,
 	found->dst_identity = dst ? dst : world;
 }
 
+/* Direction, verdict and mode in one number, as struct counter_key has them. */
+#define SUMMARY_VERDICT_SHIFT 8
+#define SUMMARY_MODE_SHIFT 16
+
 /* The per-CPU values are not shared: tc programs run with softirqs off. */
 static __always_inline void add(struct counter_value *value, __u64 bytes)
 {
@@ -74,7 +78,8 @@ count(const struct finding *found, const enum direction direction, __u64 bytes)
 
 	/* a struct counter_key of which pad is 0 */
 	write_head(&key, found->src_identity | (__u64)found->dst_identity << 32);
-	key.rest = direction | found->verdict << 8 | found->mode << 16;
+	key.rest = direction | found->verdict << SUMMARY_VERDICT_SHIFT |
+		   found->mode << SUMMARY_MODE_SHIFT;
 	value = bpf_map_lookup_elem(&weft_counters, &key);
 	if (value) {
 		add(value, bytes);
@@ -95,39 +100,69 @@ static __always_inline bool sampled(__u32 n)
 	return n && (__u64)bpf_get_prandom_u32() * n >> 32 == 0;
 }
 
-static __always_inline void
-emit(struct __sk_buff *skb, const enum direction direction,
-     const struct packet *packet, const struct addresses *addresses,
-     const struct finding *found)
+/* Tells user space of a packet whose identities, the source's in the lower half,
+ * and summary are known: direction, verdict and mode.
+ *
+ * It is not static, and so verified once, by itself: the verifier of 6.1, where
+ * it has to think of speculation (without CAP_PERFMON), prunes so little that
+ * what comes before would be walked through once for each way through this. For
+ * the same reason it parses the packet anew, which costs the few that are sampled
+ * a little and spares the others. It returns 0, since such functions must
+ * return something. */
+__noinline int
+weft_emit(struct __sk_buff *skb, __u64 identities, __u32 summary)
 {
+	const __u8 direction = summary & 1;
+	struct addresses addresses = {};
+	struct packet packet = {};
+	union scratch scratch;
 	struct event *event;
 	struct missed *lost;
 
 	event = bpf_ringbuf_reserve(&weft_events, sizeof(*event), 0);
 	if (!event) {
 		lost = missed();
-		if (lost)
-			add(&lost->events[direction], skb->len);
-		return;
+		if (!lost)
+			return 0;
+		if (direction == DIRECTION_INGRESS)
+			add(&lost->events[DIRECTION_INGRESS], skb->len);
+		else
+			add(&lost->events[DIRECTION_EGRESS], skb->len);
+		return 0;
 	}
 	__builtin_memset(event, 0, sizeof(*event));
+	parse_network(skb, &packet, &addresses, &scratch);
 	event->ktime_ns = bpf_ktime_get_ns();
 	event->ifindex = skb->ifindex;
 	event->length = skb->len;
-	event->src_identity = found->src_identity;
-	event->dst_identity = found->dst_identity;
-	event->eth_type = packet->eth_type;
-	event->family = packet->family;
-	event->protocol = packet->protocol;
+	event->src_identity = identities;
+	event->dst_identity = identities >> 32;
+	event->eth_type = packet.eth_type;
+	event->family = packet.family;
+	event->protocol = packet.protocol;
 	event->direction = direction;
-	event->verdict = found->verdict;
-	event->mode = found->mode;
-	event->saddr.d1 = addresses->src[0];
-	event->saddr.d2 = addresses->src[1];
-	event->daddr.d1 = addresses->dst[0];
-	event->daddr.d2 = addresses->dst[1];
-	describe_transport(skb, packet->transport, packet->end, event);
+	event->verdict = summary >> SUMMARY_VERDICT_SHIFT;
+	event->mode = summary >> SUMMARY_MODE_SHIFT;
+	event->saddr.d1 = addresses.src[0];
+	event->saddr.d2 = addresses.src[1];
+	event->daddr.d1 = addresses.dst[0];
+	event->daddr.d2 = addresses.dst[1];
+	describe_transport(skb, packet.transport, packet.end, event);
 	bpf_ringbuf_submit(event, 0);
+	return 0;
+}
+
+/* Counts the packet, and now and then tells user space of it. */
+static __always_inline void
+report(struct __sk_buff *skb, const struct config *config,
+       const enum direction direction, const struct finding *found)
+{
+	count(found, direction, skb->len);
+	if (sampled(config->flow_sample))
+		weft_emit(skb,
+			  found->src_identity | (__u64)found->dst_identity << 32,
+			  direction | found->verdict << SUMMARY_VERDICT_SHIFT |
+				  found->mode << SUMMARY_MODE_SHIFT);
 }
 
 /* Tells the kernel and other programs whose the packet is, as far as they asked
@@ -176,8 +211,6 @@ identify(struct __sk_buff *skb, const enum direction direction)
 		if (direction == DIRECTION_INGRESS)
 			set_mark(skb, config, found.src_identity);
 	}
-	count(&found, direction, skb->len);
-	if (sampled(config->flow_sample))
-		emit(skb, direction, &packet, &addresses, &found);
+	report(skb, config, direction, &found);
 	return TC_ACT_UNSPEC;
 }

@@ -177,9 +177,7 @@ overlay(struct __sk_buff *skb, const enum direction direction)
 			check_origin(skb, config, packet.family, addresses.src,
 				     &scratch);
 	}
-	count(&found, direction, skb->len);
-	if (sampled(config->flow_sample))
-		emit(skb, direction, &packet, &addresses, &found);
+	report(skb, config, direction, &found);
 	if (found.verdict != VERDICT_IDENTIFIED &&
 	    !(config->overlay_lax && found.verdict >= VERDICT_WRONG_NODE))
 		return TC_ACT_SHOT;
