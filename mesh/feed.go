@@ -304,7 +304,7 @@ func (f *feed) expire(now time.Time) {
 func (f *feed) move(p prefix) {
 	f.mu.Lock()
 	f.moving = true
-	f.limited, f.starved = false, false
+	f.limited, f.starved, f.anew.wanted = false, false, false
 	if f.left == nil {
 		f.left = make(map[string]struct{})
 	}

@@ -153,8 +153,8 @@ func (f *feed) retry(now time.Time, t timing) {
 		return
 	}
 	f.anew.times++
-	f.anew.wanted, f.anew.due = false, now.Add(t.pause(f.anew.times))
-	f.cancel(errJudgeAnew)
+	f.anew.due = now.Add(t.pause(f.anew.times))
+	f.cancel(errJudgeAnew) // without effect if the connection has just ended: it is the move that fulfils the wish
 }
 
 // hungry reports whether a quota has refused something.

@@ -3,6 +3,8 @@
 package mesh
 
 import (
+	"context"
+	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -101,5 +103,35 @@ func TestWaitingCount(t *testing.T) {
 		if got := fs.waiting(); got != c.want {
 			t.Errorf("after %s: %d wait, want %d", c.value, got, c.want)
 		}
+	}
+}
+
+// A listing anew that is asked for just when the connection ends is made over the next one.
+func TestListingAnewOutlivesConnection(t *testing.T) {
+	_, fs := newFollowed(t)
+	f := fs.ips
+	f.apply(created("10.2.1.10", ipValue("10.2.1.10", 3<<16+257, "172.18.2.1"))) // refused for good
+	f.apply(created("10.9.9.9", ipValue("10.9.9.9", 7, "")))                     // refused by the limits
+	f.rejudge(nil)
+	ctx, disconnect := context.WithCancel(context.Background())
+	pass := f.begin(ctx)
+	disconnect()
+	f.retry(time.Now(), testTiming)
+	if cause := context.Cause(pass); errors.Is(cause, errJudgeAnew) {
+		t.Fatalf("the run ended for %v", cause)
+	}
+	f.end()
+
+	pass = f.begin(context.Background())
+	f.retry(time.Now().Add(time.Hour), testTiming)
+	if cause := context.Cause(pass); !errors.Is(cause, errJudgeAnew) {
+		t.Errorf("over the next connection, the run ends for %v, want %v", cause, errJudgeAnew)
+	}
+	f.end()
+	f.move(f.prefix)
+	pass = f.begin(context.Background())
+	defer f.end()
+	if f.retry(time.Now().Add(2*time.Hour), testTiming); pass.Err() != nil {
+		t.Error("listed anew once more without a reason")
 	}
 }
