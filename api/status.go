@@ -134,6 +134,20 @@ type Quota struct {
 	Limit int64 `json:"limit"`
 }
 
+// Exceeded names the quota, as the limits do, for which something of the cluster is refused, or of which it has more than it may
+// since that was lowered; "" for none.
+func (q *Quotas) Exceeded() (name string, of Quota) {
+	switch {
+	case q.Entries.full() && (q.Full || q.Entries.Used > q.Entries.Limit):
+		return "max-entries", q.Entries
+	case q.Full, q.Bytes.full() && q.Bytes.Used > q.Bytes.Limit:
+		return "max-bytes", q.Bytes
+	}
+	return "", Quota{}
+}
+
+func (q Quota) full() bool { return q.Limit > 0 && q.Used >= q.Limit }
+
 // Rejection is a statement of a cluster that was not accepted.
 type Rejection struct {
 	Kind   string    `json:"kind"`
@@ -256,7 +270,8 @@ type Task struct {
 const stateDraining = "draining"
 
 // Assess sets Healthy and Problems from all the rest. What other clusters publish wrongly is their problem, not this
-// node's: it is shown, but is none here.
+// node's: it is shown, but is none here. That a quota keeps out what may be right is one: somebody must raise the quota, or ask the
+// cluster.
 func (s *Status) Assess() {
 	s.Problems = []string{}
 	add := func(format string, args ...any) { s.Problems = append(s.Problems, fmt.Sprintf(format, args...)) }
@@ -271,6 +286,9 @@ func (s *Status) Assess() {
 			add("cluster %s: %s", c.Name, c.ConfigError)
 		} else if !c.Ready && c.State != stateDraining {
 			add("cluster %s is %s%s", c.Name, c.State, because(c.LastError))
+		}
+		if name, of := c.Quotas.Exceeded(); name != "" {
+			add("cluster %s: quota %s: %d of %d: what goes beyond is refused", c.Name, name, of.Used, of.Limit)
 		}
 	}
 	for _, e := range s.Endpoints.Errors {

@@ -24,6 +24,21 @@ func TestAssess(t *testing.T) {
 		"rejections of others are theirs": {func(s *Status) {
 			s.Clusters = []Cluster{{Name: "west", Ready: true, Rejected: map[string]uint64{"ip/range": 3}}}
 		}, []string{}},
+		"quotas": {func(s *Status) {
+			s.Clusters = []Cluster{
+				{Name: "at", Ready: true, Quotas: Quotas{Entries: Quota{250, 250}, Bytes: Quota{7, 7}}},
+				{Name: "refused", Ready: true, Quotas: Quotas{Entries: Quota{250, 250}, Bytes: Quota{7, 0}, Full: true}},
+				{Name: "lowered", Ready: true, Quotas: Quotas{Entries: Quota{250, 100}, Bytes: Quota{7, 7}}},
+				{Name: "bytes", Ready: true, Quotas: Quotas{Entries: Quota{2, 100}, Bytes: Quota{900, 1000}, Full: true}},
+				{Name: "bytes-lowered", Ready: true, Quotas: Quotas{Entries: Quota{2, 0}, Bytes: Quota{900, 800}}},
+				{Name: "held-back", Ready: true, Quotas: Quotas{HeldBack: 3}},
+			}
+		}, []string{
+			"cluster refused: quota max-entries: 250 of 250: what goes beyond is refused",
+			"cluster lowered: quota max-entries: 250 of 100: what goes beyond is refused",
+			"cluster bytes: quota max-bytes: 900 of 1000: what goes beyond is refused",
+			"cluster bytes-lowered: quota max-bytes: 900 of 800: what goes beyond is refused",
+		}},
 		"config":    {func(s *Status) { s.Config = []ConfigError{{File: "w_est", Message: "bad name"}} }, []string{"configuration: w_est: bad name"}},
 		"endpoints": {func(s *Status) { s.Endpoints.Errors = []ConfigError{{"a.yaml", 3, "bad ip"}} }, []string{"endpoints: a.yaml:3: bad ip"}},
 		"kvstore": {func(s *Status) {

@@ -291,11 +291,7 @@ func (p *statusPrinter) quotas(c *api.Cluster) {
 		p.branch("waiting: %s whose node is not known", count(c.Waiting, "endpoint"))
 	}
 	q := &c.Quotas
-	if q.Full {
-		name := "max-bytes"
-		if q.Entries.Limit > 0 && q.Entries.Used >= q.Entries.Limit {
-			name = "max-entries"
-		}
+	if name, _ := q.Exceeded(); name != "" {
 		p.branch("quota: %s, %s: what goes beyond is refused; raise %s in --mesh-limits if it should have more",
 			quotaText(q.Entries, "entries"), quotaText(q.Bytes, "bytes"), name)
 	} else if p.full && q.Entries.Used > 0 {
