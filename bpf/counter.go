@@ -37,6 +37,7 @@ const (
 	NoEndpoint    Verdict = 5 // the destination is behind no node that is known
 	WrongNode     Verdict = 6 // the outer source is not the node behind which the inner source is
 	WrongIdentity Verdict = 7 // the VNI is not the identity of the inner source
+	NoBackend     Verdict = 8 // the destination is a service that has no backend: a socket was refused, and there is no packet
 )
 
 // Addressless reports whether a verdict gives no identities.
@@ -59,6 +60,8 @@ func (v Verdict) String() string {
 		return "wrong-node"
 	case WrongIdentity:
 		return "wrong-identity"
+	case NoBackend:
+		return "no-backend"
 	}
 	return fmt.Sprintf("verdict(%d)", uint8(v))
 }

@@ -79,11 +79,17 @@ func TestLoadWithTwoCapabilities(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		coll, err := ebpf.NewCollection(spec)
+		services, err := LoadServices(hasSetRetval())
 		if err != nil {
-			t.Fatalf("uid %d: %v", os.Getuid(), err)
+			t.Fatal(err)
 		}
-		coll.Close()
+		for _, spec := range []*ebpf.CollectionSpec{spec, services} {
+			coll, err := ebpf.NewCollection(spec)
+			if err != nil {
+				t.Fatalf("uid %d: %v", os.Getuid(), err)
+			}
+			coll.Close()
+		}
 		return
 	}
 	testutil.RequireRoot(t)

@@ -63,6 +63,8 @@ enum verdict {
 	VERDICT_NO_ENDPOINT = 5,    /* the destination is behind no node */
 	VERDICT_WRONG_NODE = 6,     /* the outer source is not the inner one's node */
 	VERDICT_WRONG_IDENTITY = 7, /* the VNI is not the inner source's identity */
+	/* Of services alone. */
+	VERDICT_NO_BACKEND = 8,     /* the service has no backend to send to */
 };
 
 enum mode {

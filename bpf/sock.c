@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+
+//go:build ignore
+
+/* Sockets that ask for a service get a backend, and believe that they talk to
+ * the service: the address is changed once, when a socket is connected or sends,
+ * and no packet is touched.
+ * Attached to cgroups. */
+
+#include <linux/bpf.h>
+
+#include <bpf/bpf_helpers.h>
+
+#include "lib/service.h"
+
+/* Takes the address of the call apart. An IPv4-mapped one is an IPv4 one. */
+static __always_inline void read4(struct bpf_sock_addr *ctx, struct words *at)
+{
+	at->w[0] = ctx->user_ip4;
+	at->w[1] = 0;
+	at->w[2] = transport_word(ctx->user_port, ctx->protocol, FAMILY_IPV4);
+}
+
+static __always_inline void read6(struct bpf_sock_addr *ctx, struct words *at)
+{
+	__u32 a = ctx->user_ip6[0], b = ctx->user_ip6[1];
+	__u32 c = ctx->user_ip6[2], d = ctx->user_ip6[3];
+	bool mapped = !a && !b && c == V4_MAPPED;
+
+	at->w[0] = mapped ? d : a | (__u64)b << 32;
+	at->w[1] = mapped ? 0 : c | (__u64)d << 32;
+	at->w[2] = transport_word(ctx->user_port, ctx->protocol,
+				  mapped ? FAMILY_IPV4 : FAMILY_IPV6);
+}
+
+static __always_inline void
+write4(struct bpf_sock_addr *ctx, const struct words *at)
+{
+	ctx->user_ip4 = at->w[0];
+	ctx->user_port = port_of(at);
+}
+
+static __always_inline void
+write6(struct bpf_sock_addr *ctx, const struct words *at)
+{
+	bool mapped = family_of(at) == FAMILY_IPV4;
+
+	ctx->user_ip6[0] = mapped ? 0 : at->w[0];
+	ctx->user_ip6[1] = mapped ? 0 : at->w[0] >> 32;
+	ctx->user_ip6[2] = mapped ? V4_MAPPED : at->w[1];
+	ctx->user_ip6[3] = mapped ? at->w[0] : at->w[1] >> 32;
+	ctx->user_port = port_of(at);
+}
+
+static __always_inline bool serves(const struct bpf_sock_addr *ctx)
+{
+	return ctx->protocol == PROTOCOL_TCP || ctx->protocol == PROTOCOL_UDP;
+}
+
+/* Tells user space, once in a while, of a service that refuses. */
+static __always_inline void
+tell_refusal(struct service *service, const struct words *frontend)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct event *event;
+
+	if (service->told_ns && now - service->told_ns < REFUSAL_INTERVAL_NS)
+		return;
+	event = bpf_ringbuf_reserve(&weft_refusals, sizeof(*event), 0);
+	if (!event)
+		return;
+	service->told_ns = now;
+	__builtin_memset(event, 0, sizeof(*event));
+	event->ktime_ns = now;
+	event->dst_port = __builtin_bswap16(port_of(frontend));
+	event->family = family_of(frontend);
+	event->protocol = frontend->w[2] >> 16;
+	event->direction = DIRECTION_EGRESS;
+	event->verdict = VERDICT_NO_BACKEND;
+	event->daddr.d1 = frontend->w[0];
+	event->daddr.d2 = frontend->w[1];
+	bpf_ringbuf_submit(event, 0);
+}
+
+/* There is no backend. ECONNREFUSED as far as the kernel lets a program say it,
+ * which it does since Linux 6.1; before, user space replaces the call, and it is
+ * EPERM. */
+static __always_inline int
+refuse(struct service *service, const struct words *frontend)
+{
+	__sync_fetch_and_add(&service->refused, 1);
+	tell_refusal(service, frontend);
+	bpf_set_retval(-SERVICE_ECONNREFUSED);
+	return 0;
+}
+
+/* The backend that the client was given last, if that is not too long ago, or a
+ * new one, which is then the one that it was given. */
+static __always_inline const struct backend *
+choose_affine(struct bpf_sock_addr *ctx, struct service *service,
+	      __u64 *number_of_service, __u64 *number)
+{
+	const struct backend *backend;
+	struct affinity *kept;
+	struct {
+		__u64 client, service;
+	} key; /* a struct affinity_key */
+	__u64 now = bpf_ktime_get_ns();
+	__u64 seconds = READ_ONCE(service->affinity);
+
+	key.client = bpf_get_netns_cookie(ctx);
+	key.service = (*number_of_service & 0xffffffff) |
+		      (__u64)service->generation << 32;
+	kept = bpf_map_lookup_elem(&weft_affinity, &key);
+	if (kept && now - kept->used_ns < seconds * 1000000000ULL) {
+		*number = READ_ONCE(kept->backend);
+		backend = kept_backend(*number, READ_ONCE(kept->generation),
+				       *number_of_service);
+		if (backend) {
+			kept->used_ns = now;
+			return backend;
+		}
+	}
+	backend = draw_backend(service, key.client, number);
+	if (!backend)
+		return NULL;
+	{
+		struct {
+			__u64 backend, used_ns;
+		} value = {
+			.backend = (*number & 0xffffffff) |
+				   (__u64)backend->generation << 32,
+			.used_ns = now,
+		}; /* a struct affinity */
+
+		bpf_map_update_elem(&weft_affinity, &key, &value, BPF_ANY);
+	}
+	return backend;
+}
+
+static __always_inline const struct backend *
+choose(struct bpf_sock_addr *ctx, struct service *service,
+       __u64 *number_of_service, __u64 *number)
+{
+	if (READ_ONCE(service->affinity))
+		return choose_affine(ctx, service, number_of_service, number);
+	return draw_backend(service, bpf_get_socket_cookie(ctx), number);
+}
+
+/* What a socket was given, for what comes next of it. */
+static __always_inline void
+remember(struct socket_state *state, const struct words *frontend,
+	 const struct backend *backend, __u64 service, __u64 number,
+	 __u32 connected)
+{
+	store_words(&state->frontend, frontend);
+	state->backend = backend->at;
+	state->service = service;
+	state->backend_id = number;
+	state->generation = backend->generation;
+	state->connected = connected;
+}
+
+static __always_inline void
+remember_reverse(struct bpf_sock_addr *ctx, const struct words *frontend,
+		 const struct backend *backend)
+{
+	struct {
+		__u64 socket;
+		struct words backend;
+	} key; /* a struct reverse_key */
+
+	key.socket = bpf_get_socket_cookie(ctx);
+	key.backend = load_words(&backend->at);
+	bpf_map_update_elem(&weft_reverse, &key, frontend, BPF_ANY);
+}
+
+static __always_inline struct socket_state *
+state_of(struct bpf_sock_addr *ctx, __u64 flags)
+{
+	return bpf_sk_storage_get(&weft_sockets, ctx->sk, 0, flags);
+}
+
+/* A socket is connected. 1: go on, to the address that is then in at; 0: the
+ * call fails. */
+static __always_inline int
+connect(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
+{
+	const struct backend *backend;
+	struct socket_state *state;
+	struct service *service;
+	__u64 number, chosen;
+
+	if (!serves(ctx))
+		return 1;
+	service = find_service(at, &number);
+	if (!service) {
+		/* What it was connected to before is nothing to it now. */
+		state = state_of(ctx, 0);
+		if (state)
+			__builtin_memset(state, 0, sizeof(*state));
+		return 1;
+	}
+	backend = choose(ctx, service, &number, &chosen);
+	if (!backend)
+		return refuse(service, at);
+	/* Without memory for it, the socket sees its backend as its peer. */
+	state = state_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
+	if (state)
+		remember(state, at, backend, number, chosen, 1);
+	if (ctx->protocol == PROTOCOL_UDP)
+		remember_reverse(ctx, at, backend);
+	__sync_fetch_and_add(&service->chosen, 1);
+	*at = load_words(&backend->at);
+	*changed = true;
+	return 1;
+}
+
+/* A datagram is sent to an address. A socket that goes on with a service stays
+ * with its backend as long as the service has that. */
+static __always_inline int
+send(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
+{
+	const struct backend *backend = NULL;
+	struct socket_state *state;
+	struct service *service;
+	__u64 number, chosen;
+
+	if (ctx->protocol != PROTOCOL_UDP)
+		return 1;
+	service = find_service(at, &number);
+	if (!service)
+		return 1;
+	state = state_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
+	if (state && state->service == (__u32)number && same(at, &state->frontend))
+		backend = kept_backend(state->backend_id, state->generation, number);
+	if (!backend) {
+		backend = choose(ctx, service, &number, &chosen);
+		if (!backend)
+			return refuse(service, at);
+		if (state && !state->connected)
+			remember(state, at, backend, number, chosen, 0);
+		remember_reverse(ctx, at, backend);
+		__sync_fetch_and_add(&service->chosen, 1);
+	}
+	*at = load_words(&backend->at);
+	*changed = true;
+	return 1;
+}
+
+/* A datagram came from an address: if it is a backend's that the socket was
+ * given, it came from the service. */
+static __always_inline bool
+receive(struct bpf_sock_addr *ctx, struct words *at)
+{
+	const struct service_address *frontend;
+	struct socket_state *state;
+	struct {
+		__u64 socket;
+		struct words backend;
+	} key; /* a struct reverse_key */
+
+	if (ctx->protocol != PROTOCOL_UDP)
+		return false;
+	state = state_of(ctx, 0);
+	if (!state)
+		return false;
+	if (same(at, &state->backend)) {
+		frontend = &state->frontend;
+	} else {
+		key.socket = bpf_get_socket_cookie(ctx);
+		key.backend = *at;
+		frontend = bpf_map_lookup_elem(&weft_reverse, &key);
+		if (!frontend)
+			return false;
+	}
+	*at = load_words(frontend);
+	return true;
+}
+
+/* A socket is asked for its peer. */
+static __always_inline bool peer(struct bpf_sock_addr *ctx, struct words *at)
+{
+	const struct service_address *frontend;
+	struct socket_state *state;
+
+	state = state_of(ctx, 0);
+	if (!state || !state->connected || !same(at, &state->backend))
+		return false;
+	frontend = &state->frontend;
+	*at = load_words(frontend);
+	return true;
+}
+
+SEC("cgroup/connect4")
+int weft_connect4(struct bpf_sock_addr *ctx)
+{
+	bool changed = false;
+	struct words at;
+	int ok;
+
+	read4(ctx, &at);
+	ok = connect(ctx, &at, &changed);
+	if (changed)
+		write4(ctx, &at);
+	return ok;
+}
+
+SEC("cgroup/connect6")
+int weft_connect6(struct bpf_sock_addr *ctx)
+{
+	bool changed = false;
+	struct words at;
+	int ok;
+
+	read6(ctx, &at);
+	ok = connect(ctx, &at, &changed);
+	if (changed)
+		write6(ctx, &at);
+	return ok;
+}
+
+SEC("cgroup/sendmsg4")
+int weft_sendmsg4(struct bpf_sock_addr *ctx)
+{
+	bool changed = false;
+	struct words at;
+	int ok;
+
+	read4(ctx, &at);
+	ok = send(ctx, &at, &changed);
+	if (changed)
+		write4(ctx, &at);
+	return ok;
+}
+
+SEC("cgroup/sendmsg6")
+int weft_sendmsg6(struct bpf_sock_addr *ctx)
+{
+	bool changed = false;
+	struct words at;
+	int ok;
+
+	read6(ctx, &at);
+	ok = send(ctx, &at, &changed);
+	if (changed)
+		write6(ctx, &at);
+	return ok;
+}
+
+SEC("cgroup/recvmsg4")
+int weft_recvmsg4(struct bpf_sock_addr *ctx)
+{
+	struct words at;
+
+	read4(ctx, &at);
+	if (receive(ctx, &at))
+		write4(ctx, &at);
+	return 1;
+}
+
+SEC("cgroup/recvmsg6")
+int weft_recvmsg6(struct bpf_sock_addr *ctx)
+{
+	struct words at;
+
+	read6(ctx, &at);
+	if (receive(ctx, &at))
+		write6(ctx, &at);
+	return 1;
+}
+
+SEC("cgroup/getpeername4")
+int weft_peer4(struct bpf_sock_addr *ctx)
+{
+	struct words at;
+
+	read4(ctx, &at);
+	if (peer(ctx, &at))
+		write4(ctx, &at);
+	return 1;
+}
+
+SEC("cgroup/getpeername6")
+int weft_peer6(struct bpf_sock_addr *ctx)
+{
+	struct words at;
+
+	read6(ctx, &at);
+	if (peer(ctx, &at))
+		write6(ctx, &at);
+	return 1;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";
