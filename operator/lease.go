@@ -5,7 +5,6 @@ package operator
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -13,12 +12,9 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/weftmesh/weft/internal/kube"
 	"github.com/weftmesh/weft/kvstore"
 )
 
@@ -40,45 +36,20 @@ type leaseElector struct {
 }
 
 func newLeaseElector(cfg Config) (*leaseElector, error) {
-	access, err := kubernetesAccess(cfg.Election.Kubeconfig)
+	access, err := kube.Access(cfg.Election.Kubeconfig, "weft-operator")
 	if err != nil {
 		return nil, err
 	}
 	if cfg.Election.Namespace == "" {
 		return nil, errors.New("operator: an election in Kubernetes needs the namespace of its Lease")
 	}
-	scheme := runtime.NewScheme()
-	if err := coordinationv1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
-	access.GroupVersion = &schema.GroupVersion{Group: "coordination.k8s.io", Version: "v1"}
-	access.APIPath = "/apis"
-	access.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	// A request that hangs must not take the time in which another one could renew the Lease.
 	access.Timeout = max(cfg.Election.RenewDeadline/2, time.Second)
-	client, err := rest.RESTClientFor(access)
+	client, err := kube.Client(access, coordinationv1.SchemeGroupVersion, coordinationv1.AddToScheme)
 	if err != nil {
-		return nil, fmt.Errorf("kubernetes: %w", err)
+		return nil, err
 	}
 	return &leaseElector{cfg: cfg.Election, name: cfg.Name, client: client, log: cfg.Log}, nil
-}
-
-func kubernetesAccess(kubeconfig string) (*rest.Config, error) {
-	var (
-		access *rest.Config
-		err    error
-	)
-	if kubeconfig == "" {
-		if access, err = rest.InClusterConfig(); err != nil {
-			return nil, fmt.Errorf("kubernetes: %w: outside of a pod, name a kubeconfig file", err)
-		}
-	} else if access, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
-		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
-	}
-	access = rest.CopyConfig(access)
-	access.UserAgent = "weft-operator"
-	access.WarningHandler = rest.NoWarnings{}
-	return access, nil
 }
 
 // campaign waits until the Lease is held. It fails only with ctx: the API server may be away for long.
