@@ -157,7 +157,7 @@ func permanent(err error) bool {
 // or which key does.
 func (l *Lock) try(ctx context.Context, value []byte, holder *string) (held bool, err error) {
 	if err := l.c.waitReady(ctx); err != nil {
-		return false, err
+		return false, l.c.explain(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
