@@ -135,12 +135,6 @@ func (c *Client) Identities(ctx context.Context) ([]Identity, error) {
 	return list.Items, err
 }
 
-// Services lists the services that clusters share, by cluster, namespace and name.
-func (c *Client) Services(ctx context.Context) ([]Service, error) {
-	list, err := ask[List[Service]](ctx, c, "/v1/service")
-	return list.Items, err
-}
-
 // Identity asks what a number stands for. The error wraps [ErrNotFound] if the agent does not know.
 func (c *Client) Identity(ctx context.Context, id uint32) (Identity, error) {
 	detail, err := ask[IdentityDetail](ctx, c, "/v1/identity/"+strconv.FormatUint(uint64(id), 10))

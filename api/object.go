@@ -21,6 +21,7 @@ const (
 	KindEndpointList = "EndpointList"
 	KindIdentityList = "IdentityList"
 	KindServiceList  = "ServiceList"
+	KindService      = "Service"
 	KindFlow         = "Flow"
 	KindFlowsLost    = "FlowsLost"
 	KindVersion      = "Version"
@@ -110,31 +111,6 @@ type Identity struct {
 type IdentityDetail struct {
 	Meta
 	Identity
-}
-
-// Service is what a cluster publishes of one service.
-type Service struct {
-	Cluster         string           `json:"cluster"`
-	ClusterID       uint32           `json:"clusterID"`
-	Namespace       string           `json:"namespace"`
-	Name            string           `json:"name"`
-	Shared          bool             `json:"shared"`          // backends are offered to other clusters
-	IncludeExternal bool             `json:"includeExternal"` // backends of other clusters are wanted
-	Frontends       []ServiceAddress `json:"frontends"`       // in its own cluster
-	Backends        []ServiceAddress `json:"backends"`
-}
-
-// ServiceAddress is an address of a service with its ports.
-type ServiceAddress struct {
-	IP    netip.Addr    `json:"ip"`
-	Ports []ServicePort `json:"ports"`
-}
-
-// ServicePort is a port of a service. Its name may be empty.
-type ServicePort struct {
-	Name     string `json:"name"`
-	Protocol string `json:"protocol"`
-	Port     uint16 `json:"port"`
 }
 
 // Flow is one packet that the kernel was asked to report.

@@ -30,7 +30,8 @@ type Agent struct {
 	Nodes      func() []Node
 	Identities func() iter.Seq[Identity]
 	Identity   func(id uint32) (Identity, bool)
-	Services   func() []Service
+	Services   func() iter.Seq[Service]
+	Service    func(namespace, name string) (Service, bool)
 	Explain    func(netip.Addr) Explanation
 	Conflicts  func() iter.Seq[Conflict]
 	Metrics    http.Handler // answers with all metrics
@@ -112,9 +113,10 @@ func (s *Server) routes() http.Handler {
 	get("/v1/node", nil, func(w http.ResponseWriter, _ *http.Request) error {
 		return write(w, List[Node]{Meta: MetaOf(KindNodeList), Items: s.agent.Nodes()})
 	})
-	get("/v1/service", nil, func(w http.ResponseWriter, _ *http.Request) error {
-		return write(w, List[Service]{Meta: MetaOf(KindServiceList), Items: s.agent.Services()})
+	get("/v1/service", nil, func(w http.ResponseWriter, r *http.Request) error {
+		return writeList(w, r, KindServiceList, s.agent.Services())
 	})
+	get("/v1/service/{namespace}/{name}", nil, s.service)
 	get("/v1/identity", nil, func(w http.ResponseWriter, r *http.Request) error {
 		return writeList(w, r, KindIdentityList, s.agent.Identities())
 	})

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var (
 	fakeIP      = IP{Prefix: netip.MustParsePrefix("10.2.1.10/32"), Identity: 131329, Cluster: 2, ClusterName: "west", Source: "clustermesh", Host: netip.MustParseAddr("172.18.2.1")}
 	fakeNode    = Node{Name: "west-n1", Cluster: "west", ClusterID: 2, Addresses: []NodeAddress{{"InternalIP", netip.MustParseAddr("172.18.2.1")}}}
-	fakeService = Service{Cluster: "west", Name: "web", Frontends: []ServiceAddress{{IP: netip.MustParseAddr("10.2.255.1"), Ports: []ServicePort{{"http", "TCP", 80}}}}}
+	fakeService = Service{Namespace: "shop", Name: "web", Clusters: []ServiceCluster{{Cluster: "west", Ready: 2}}, Frontends: []ServiceFrontend{{IP: netip.MustParseAddr("10.96.1.10"), Port: 80, Protocol: "TCP"}}}
 	fakeID      = Identity{ID: 131329, Cluster: 2, ClusterName: "west", Labels: []string{"k8s:app=web"}}
 )
 
@@ -52,7 +52,8 @@ func fakeAgent() Agent {
 			}
 		},
 		Flows:    NewFlowLog(),
-		Services: func() []Service { return []Service{fakeService} },
+		Services: func() iter.Seq[Service] { return slices.Values([]Service{fakeService}) },
+		Service:  func(namespace, name string) (Service, bool) { return fakeService, namespace+"/"+name == "shop/web" },
 		Explain: func(a netip.Addr) Explanation {
 			return Explanation{Meta: MetaOf(KindExplanation), Address: a, Why: "so"}
 		},
@@ -122,6 +123,11 @@ func TestClientAndServer(t *testing.T) {
 	check("explain", Explanation{Meta: MetaOf(KindExplanation), Address: netip.MustParseAddr("10.2.1.10"), Why: "so"}, explanation, err)
 	services, err := c.Services(ctx)
 	check("services", []Service{fakeService}, services, err)
+	found, err := c.Service(ctx, "shop", "web")
+	check("service", ServiceDetail{Meta: MetaOf(KindService), Service: fakeService}, found, err)
+	if _, err := c.Service(ctx, "shop", "a/b"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("unknown service: %v", err)
+	}
 	conflicts, err := c.Conflicts(ctx)
 	check("conflicts", []Conflict{{Prefix: fakeIP.Prefix, Winner: fakeIP, Shadowed: []IP{fakeIP}, Why: "so"}}, conflicts, err)
 

@@ -15,6 +15,7 @@ import (
 	"github.com/weftmesh/weft/internal/testutil"
 	"github.com/weftmesh/weft/ipcache"
 	"github.com/weftmesh/weft/kvstore"
+	"github.com/weftmesh/weft/service"
 )
 
 // scene is a mesh of four clusters: ours (here, id 9), east (1) and north (3), which are honest, and west (2), which has an
@@ -77,9 +78,9 @@ func (s *scene) others() []string {
 			all = append(all, fmt.Sprintf("node %+v", n))
 		}
 	}
-	for _, service := range s.cfg.Services.Snapshot() {
-		if service.Cluster != "west" {
-			all = append(all, fmt.Sprintf("service %+v", service))
+	for _, o := range s.cfg.Services.Snapshot() {
+		if o.Cluster != "west" {
+			all = append(all, fmt.Sprintf("service %+v", *o))
 		}
 	}
 	for id, labels := range s.cfg.Identities.All() {
@@ -310,15 +311,19 @@ func TestHostileData(t *testing.T) {
 // checkEvilService sees that only the one backend and the one frontend that west may have are left.
 func (s *scene) checkEvilService(t *testing.T) {
 	t.Helper()
-	for _, service := range s.cfg.Services.Snapshot() {
-		if service.Cluster != "west" || service.Name != "evil" {
-			continue
+	o, ok := s.cfg.Services.Offer("west", service.Name{Namespace: "shop", Name: "evil"}, "")
+	if ok {
+		left := func(subsets []service.Subset) (all []netip.Addr) {
+			for _, s := range subsets {
+				all = append(all, s.Addrs...)
+			}
+			return all
 		}
-		if _, ok := service.Backends[netip.MustParseAddr("10.2.1.10")]; !ok || len(service.Backends) != 1 {
-			t.Errorf("backends: %v", service.Backends)
+		if got := left(o.Backends); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("10.2.1.10")}) {
+			t.Errorf("backends: %v", got)
 		}
-		if _, ok := service.Frontends[netip.MustParseAddr("10.96.0.10")]; !ok || len(service.Frontends) != 1 {
-			t.Errorf("frontends: %v", service.Frontends)
+		if got := left(o.Frontends); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("10.96.0.10")}) {
+			t.Errorf("frontends: %v", got)
 		}
 		return
 	}

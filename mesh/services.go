@@ -3,8 +3,8 @@
 package mesh
 
 import (
+	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -15,20 +15,23 @@ import (
 	"github.com/weftmesh/weft/service"
 )
 
-// services decodes the services that a cluster shares.
+// services decodes the services that a cluster shares, whole or in slices. Those of our own cluster are local ones, as its
+// operator knows them; what it would offer to itself is nothing.
 type services struct {
 	table   *service.Table
+	slices  *service.SliceReader // nil: values are whole services
 	cluster identity.ClusterID
 	name    string
 	gate    *gate // nil for our own cluster, which may claim anything
 
-	known map[string]*knownService // by "namespace/name"
+	known map[string]*knownService // by "namespace/name", the name being that of a slice where slices are read
 }
 
-// knownService is a service that is in use.
+// knownService is a service, or a slice of one, that is in use.
 type knownService struct {
-	said service.Service // by the cluster
-	left int             // how many of its addresses are left out
+	of   service.Name
+	cut  *service.Offer // as the cluster said it, where not all of that is used
+	left int            // how many of its addresses are left out
 }
 
 var _ decoder = (*services)(nil)
@@ -37,52 +40,101 @@ func (d *services) upsert(key, value []byte, _ int64) error {
 	if _, _, ok := parseServiceKey(string(key)); !ok {
 		return refuse(reasonMalformed, fmt.Errorf("service key %q is not of the form namespace/name", key))
 	}
-	s, err := service.Parse(value)
-	if err != nil {
+	o, err := d.parse(value)
+	if err != nil && !errors.Is(err, service.ErrPartial) {
 		return refuse(reasonMalformed, err)
 	}
-	if err := s.Validate(string(key), d.name, uint32(d.cluster)); err != nil {
+	if err := o.Validate(string(key), d.name, uint32(d.cluster)); err != nil {
 		return refuse(reasonMismatch, err)
 	}
-	used, left, err := d.admit(s)
-	d.known[string(key)] = &knownService{s, left}
-	d.table.Upsert(used)
+	if o.Slice != "" && !plainName(o.Service.Name) {
+		return refuse(reasonMalformed, fmt.Errorf("service name %q is none: want up to %d plain characters", o.Service.Name, longestName))
+	}
+	if err != nil {
+		err = partly(refuse(reasonMalformed, err))
+	}
+	o.Cluster = d.name // of which there is one copy
+	used, left, cut := d.admit(o)
+	if cut != nil {
+		err = cut
+	}
+	k := d.known[string(key)]
+	switch {
+	case k == nil:
+		k = new(knownService)
+		d.known[string(key)] = k
+	case k.of != o.Service: // a slice may turn to another service
+		d.forget(key, k)
+	}
+	k.of, k.left, k.cut = o.Service, left, nil
+	if left > 0 {
+		k.cut = &o
+	}
+	d.put(used)
 	return err
 }
 
-// admit returns the service without the addresses that the cluster may not claim, and how many these are: one bad backend
-// must not take the good ones with it, nor be used. The refusal is that of the first of them.
-func (d *services) admit(s service.Service) (used service.Service, left int, err error) {
-	if d.gate == nil {
-		return s, 0, nil
+func (d *services) parse(value []byte) (service.Offer, error) {
+	if d.slices != nil {
+		return d.slices.Parse(value)
 	}
-	judge := func(side map[netip.Addr]service.Ports, check func(netip.Prefix) error) map[netip.Addr]service.Ports {
-		var bad []netip.Addr
-		for addr := range side {
-			if check(single(addr.Unmap())) != nil {
-				bad = append(bad, addr)
+	return service.ParseOffer(value)
+}
+
+// put makes an offer what is in use.
+func (d *services) put(o service.Offer) {
+	if d.gate != nil {
+		d.table.Put(o)
+		return
+	}
+	l := service.Local{
+		Service: o.Service, Source: service.Etcd, Settings: service.Settings{Global: o.IncludeExternal, Shared: o.Shared}, Backends: o.Backends,
+	}
+	for _, side := range o.Frontends {
+		l.Addrs = append(l.Addrs, side.Addrs...)
+		l.Ports = append(l.Ports, side.Ports...)
+	}
+	d.table.PutLocal(l)
+}
+
+// admit returns the offer without the addresses that the cluster may not claim, and how many these are: one bad backend must
+// not take the good ones with it, nor be used. The refusal is that of the first of them.
+func (d *services) admit(o service.Offer) (used service.Offer, left int, err error) {
+	if d.gate == nil {
+		return o, 0, nil
+	}
+	judge := func(side []service.Subset, check func(netip.Prefix) error) []service.Subset {
+		var kept []service.Subset
+		for i, s := range side {
+			bad := slices.IndexFunc(s.Addrs, func(a netip.Addr) bool { return check(single(a)) != nil })
+			if bad < 0 {
+				if kept != nil {
+					kept = append(kept, s)
+				}
+				continue
 			}
+			if err == nil {
+				err = check(single(s.Addrs[bad]))
+			}
+			if kept == nil {
+				kept = slices.Clone(side[:i])
+			}
+			total := len(s.Addrs)
+			s.Addrs = slices.DeleteFunc(slices.Clone(s.Addrs), func(a netip.Addr) bool { return check(single(a)) != nil })
+			left += total - len(s.Addrs)
+			kept = append(kept, s)
 		}
-		if len(bad) == 0 {
+		if kept == nil {
 			return side
 		}
-		if err == nil {
-			first := slices.MinFunc(bad, netip.Addr.Compare)
-			err = check(single(first.Unmap()))
-		}
-		left += len(bad)
-		side = maps.Clone(side)
-		for _, addr := range bad {
-			delete(side, addr)
-		}
-		return side
+		return slices.DeleteFunc(kept, func(s service.Subset) bool { return len(s.Addrs) == 0 })
 	}
-	s.Backends = judge(s.Backends, d.backend)
-	s.Frontends = judge(s.Frontends, func(p netip.Prefix) error { return d.gate.prefix(p, useVIP, false) })
+	o.Backends = judge(o.Backends, d.backend)
+	o.Frontends = judge(o.Frontends, func(p netip.Prefix) error { return d.gate.prefix(p, useVIP, false) })
 	if err != nil {
 		err = partly(fmt.Errorf("%d addresses left out, of which the first: %w", left, err))
 	}
-	return s, left, err
+	return o, left, err
 }
 
 // backend checks an address to which packets for the service would go: a workload's, or that of a node for a workload in
@@ -96,26 +148,55 @@ func (d *services) backend(p netip.Prefix) error {
 }
 
 func (d *services) remove(key []byte) {
-	if namespace, name, ok := parseServiceKey(string(key)); ok {
-		d.table.Delete(d.name, namespace, name)
+	if k := d.known[string(key)]; k != nil {
+		d.forget(key, k)
 		delete(d.known, string(key))
 	}
+}
+
+// forget takes what is known under key out of the table.
+func (d *services) forget(key []byte, k *knownService) {
+	_, slice, _ := parseServiceKey(string(key))
+	switch {
+	case d.gate == nil:
+		d.table.DeleteLocal(service.Etcd, k.of)
+		return
+	case d.slices == nil:
+		slice = ""
+	}
+	d.table.Delete(d.name, k.of, slice)
 }
 
 func (d *services) withdraw(key []byte) { d.remove(key) }
 
 // rejudge looks at all services again.
 func (d *services) rejudge(_ []ipcache.Claim, report func(key []byte, err error)) {
+	if d.gate == nil {
+		return
+	}
 	for key, k := range d.known {
-		used, left, err := d.admit(k.said)
+		said := k.cut
+		if said == nil {
+			_, slice, _ := parseServiceKey(key)
+			if d.slices == nil {
+				slice = ""
+			}
+			said, _ = d.table.Offer(d.name, k.of, slice)
+		}
+		if said == nil {
+			continue
+		}
+		used, left, err := d.admit(*said)
 		if left == k.left && left == 0 {
 			continue
 		}
-		d.table.Upsert(used)
+		d.put(used)
 		if left != k.left {
 			report([]byte(key), err)
 		}
-		k.left = left
+		if k.left, k.cut = left, nil; left > 0 {
+			k.cut = said
+		}
 	}
 }
 

@@ -42,9 +42,10 @@ type Selection struct {
 	Service Name
 	// Backends are those in use, sorted and unique. With none, new flows are refused.
 	Backends []Backend
-	// Affinity is for how many seconds a client that was sent to a backend is sent to it again; 0: each flow is a new choice.
-	Affinity  uint32
-	Algorithm Algorithm
+	// ClientAffinity is for how many seconds a client that was sent to a backend is sent to it again; 0: each flow is a new
+	// choice.
+	ClientAffinity uint32
+	Algorithm      Algorithm
 }
 
 // Change is a frontend whose selection changed.
@@ -53,9 +54,8 @@ type Change struct {
 	Selection
 	// Deleted: no local service has the frontend any more.
 	Deleted bool
-	// Whole: Backends replaces whatever the reader knows of the frontend. Otherwise Added and Removed, which are sorted and
-	// have nothing in common, turn the backends that the reader was given last into those of now; both may be empty, if only
-	// the rest has changed.
+	// Whole: Backends replaces whatever the reader knows of the frontend. Otherwise those in Added are in use and those in
+	// Removed are not, whether the reader knows it already or not, and nothing has happened to the others. Both are sorted.
 	Whole          bool
 	Added, Removed []Backend
 }

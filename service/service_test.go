@@ -4,7 +4,6 @@ package service
 
 import (
 	"encoding/json"
-	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -46,6 +45,13 @@ func TestValidate(t *testing.T) {
 		if (err == nil) != v.Accepted {
 			t.Errorf("%s: got %v, want accepted=%v (%s)", v.Value, err, v.Accepted, v.Error)
 		}
+		o, err := ParseOffer([]byte(v.Value))
+		if err == nil {
+			err = o.Validate(v.Key, v.Cluster, v.ClusterID)
+		}
+		if (err == nil) != v.Accepted {
+			t.Errorf("%s: as an offer: got %v, want accepted=%v (%s)", v.Value, err, v.Accepted, v.Error)
+		}
 	}
 	for name, value := range map[string]string{
 		"CIDR as backend":  `{"backends":{"10.0.0.0/8":{}}}`,
@@ -59,23 +65,9 @@ func TestValidate(t *testing.T) {
 		if s, err := Parse([]byte(value)); err == nil {
 			t.Errorf("%s: accepted as %+v", name, s)
 		}
-	}
-}
-
-func TestTable(t *testing.T) {
-	table := NewTable()
-	backends := map[netip.Addr]Ports{netip.MustParseAddr("10.1.1.10"): {"http": {"TCP", 8080}}}
-	table.Upsert(Service{Cluster: "west", Namespace: "shop", Name: "web"})
-	table.Upsert(Service{Cluster: "east", Namespace: "shop", Name: "web"})
-	table.Upsert(Service{Cluster: "east", Namespace: "shop", Name: "web", Backends: backends})
-	all := table.Snapshot()
-	if len(all) != 2 || all[0].Cluster != "east" || len(all[0].Backends) != 1 {
-		t.Errorf("got %+v", all)
-	}
-	table.Delete("east", "shop", "web")
-	table.Delete("east", "shop", "web")
-	if table.Len() != 1 || table.Snapshot()[0].Cluster != "west" {
-		t.Errorf("got %+v", table.Snapshot())
+		if o, err := ParseOffer([]byte(value)); err == nil {
+			t.Errorf("%s: accepted as %+v", name, o)
+		}
 	}
 }
 

@@ -88,7 +88,8 @@ func evilLab() api.Agent {
 		Conflicts: func() iter.Seq[api.Conflict] {
 			return slices.Values([]api.Conflict{poisoned(api.Conflict{Prefix: westPod.Prefix})})
 		},
-		Services: func() []api.Service { return []api.Service{poisoned(api.Service{})} },
+		Services: func() iter.Seq[api.Service] { return slices.Values([]api.Service{poisoned(api.Service{})}) },
+		Service:  func(string, string) (api.Service, bool) { return poisoned(api.Service{}), true },
 		Describe: func([]api.Flow) {}, Flows: flows, Endpoints: evilStore{},
 		Metrics: newHandler(slog.New(slog.DiscardHandler), newCollector(func() api.Status { return status }, labCounters)),
 	}
@@ -104,7 +105,7 @@ func TestNothingDrivesTheTerminal(t *testing.T) {
 	var tried []string
 	for _, args := range []string{
 		"status", "status --all-controllers", "ip list", "ip get 10.2.1.10", "ip conflicts", "explain 10.2.1.10", "node list",
-		"identity list", "identity get 131329", "service list", "endpoint list", "endpoint get 10.1.1.10", "clusters list", "clusters rejected", "flows", "version --agent", "metrics", "metrics list",
+		"identity list", "identity get 131329", "service list", "service get shop/web", "endpoint list", "endpoint get 10.1.1.10", "clusters list", "clusters rejected", "flows", "version --agent", "metrics", "metrics list",
 	} {
 		for _, format := range formats {
 			_, stdout, stderr := weft(t, env, append(strings.Fields(args), "-o", format)...)
@@ -155,6 +156,7 @@ func checkTried(t *testing.T, tried []string) {
 		"clusters get", // its line is below
 		"diagnose", "cleanup", "verify",
 		"endpoint add", "endpoint remove", // theirs are, too
+		"service watch", // service list --watch
 	}
 	for _, cmd := range leaves(root) {
 		path := strings.TrimPrefix(cmd.CommandPath(), "weft ")

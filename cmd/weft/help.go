@@ -70,9 +70,14 @@ var helpTexts = map[string]help{
 		[]string{"weft metrics", "weft metrics --match ^weft_clustermesh"}},
 	"metrics list": {"List the metrics of the agent, those that Prometheus reads from /metrics, as they are now. Histograms come as their buckets.",
 		[]string{"weft metrics list", "weft metrics list --match bpf_map -o json"}},
-	"service list": {"List the services that the clusters share, with their addresses and how many backends each has. The backends are in the " +
-		"objects for programs.",
-		[]string{"weft service list", "weft service list -o yaml"}},
+	"service list": {"List the services of our own cluster and those that other clusters offer backends for: how many backends each cluster " +
+		"has, how many of them are in use, and why those. What others offer is used only where our own cluster has a service of the name " +
+		"that is global. A cluster that is lost is used where there is nobody else.",
+		[]string{"weft service list", "weft service list -o wide", "weft service list -o yaml"}},
+	"service get": {"Show a service of our own cluster: what others offer for it, and the backends of each frontend; * marks those in use.",
+		[]string{"weft service get shop/web", "weft service get shop/web -o json"}},
+	"service watch": {"Show the services, and go on with what changes, as weft service list --watch does.",
+		[]string{"weft service watch", "weft service watch -o json"}},
 	"endpoint list": {"List the workloads of this node: their addresses, identities and labels, which source knows them, and whether " +
 		"their identity is allocated. One that waits for it is known as init on this node, and is not announced to others.",
 		[]string{"weft endpoint list", "weft endpoint list -o wide", "weft endpoint list -o json"}},

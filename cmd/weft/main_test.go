@@ -159,12 +159,9 @@ func lab(healthy bool) api.Agent {
 			return api.Identity{ID: id, Cluster: 2, ClusterName: "west", Labels: webLabels}, id == 131329
 		},
 		Flows: flows, Explain: labExplanation,
-		Services: func() []api.Service {
-			web := api.ServiceAddress{IP: addr("10.12.0.1"), Ports: []api.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}, {Protocol: "UDP", Port: 53}}}
-			return []api.Service{
-				{Cluster: "west", ClusterID: 2, Namespace: "shop", Name: "web", Shared: true, Frontends: []api.ServiceAddress{web}, Backends: []api.ServiceAddress{web, web}},
-				{Cluster: "west", ClusterID: 2, Namespace: "shop", Name: "evil\x1b[2J", Frontends: []api.ServiceAddress{}, Backends: []api.ServiceAddress{}},
-			}
+		Services: func() iter.Seq[api.Service] { return slices.Values(labServices()) },
+		Service: func(namespace, name string) (api.Service, bool) {
+			return labServices()[0], namespace+"/"+name == "shop/web"
 		},
 		Conflicts: func() iter.Seq[api.Conflict] {
 			return slices.Values([]api.Conflict{{
@@ -316,7 +313,10 @@ func TestCommands(t *testing.T) {
 		{"version.json", well, 0, "version --agent -o json"},
 		{"status-brief.txt", unwell, 1, "status --brief --all-clusters"},
 		{"service-list.txt", well, 0, "service list"},
+		{"service-list-wide.txt", well, 0, "service list -o wide"},
 		{"service-list.json", well, 0, "service list -o json"},
+		{"service-get.txt", well, 0, "service get shop/web"},
+		{"service-get.json", well, 0, "service get shop/web -o json"},
 		{"help.txt", well, 0, "agent --help"},
 		{"ip-list-wide.txt", well, 0, "ip list -o wide"},
 		{"ip-list.tsv", well, 0, "ip list -o tsv --no-headers"},
@@ -374,6 +374,7 @@ func TestExitCodes(t *testing.T) {
 		{"version", 0, ""},
 		{"completion bash", 0, ""},
 		{"ip get 10.0.0.1 --api-socket " + socket, 1, "weft: no prefix contains 10.0.0.1: not found\n"},
+		{"service get shop/db --api-socket " + socket, 1, "weft: nobody has a service shop/db: not found\n"},
 		{"identity get 7 --api-socket " + socket, 1, "weft: identity 7 is not known: not found\n"},
 		{"bpf ipcache list --bpffs /nonexistent", 1, "weft: no usable BPF file system: /nonexistent does not exist"},
 		{"", 2, "weft: weft needs one of: agent, bpf, cleanup, clusters, completion, diagnose, endpoint, explain, flows, "},
@@ -396,6 +397,7 @@ func TestExitCodes(t *testing.T) {
 		{"explain west", 2, `weft: "west" is not an IP address`},
 		{"agent --metrics-address 192.0.2.1:80", 2, "weft: --metrics-address 192.0.2.1:80: want an address of the loopback device and a port"},
 		{"ip list --nonsense", 2, "weft: unknown flag: --nonsense"},
+		{"service get web", 2, `weft: "web" is not the name of a service: want namespace/name`},
 		{"identity get web", 2, `weft: identity "web": want a number`},
 		{"flows --last -5", 2, "weft: --last -5: want a number of flows"},
 		{"agent --cluster-id 1", 2, "weft: --cluster-id 1: a cluster of a mesh needs a name of its own: give one with --cluster-name\n"},

@@ -5,9 +5,7 @@ package main
 import (
 	"fmt"
 	"iter"
-	"maps"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -16,7 +14,6 @@ import (
 	"github.com/weftmesh/weft/datapath"
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/ipcache"
-	"github.com/weftmesh/weft/service"
 )
 
 // view is what the agent shows of itself: its tables and tasks in the terms of the API.
@@ -24,7 +21,7 @@ func (a *agent) view() api.Agent {
 	return api.Agent{
 		Version: versionInfo, Status: a.status, IPs: a.listIPs, IP: a.findIP, Nodes: a.listNodes,
 		Identities: a.listIdentities, Identity: a.findIdentity, Describe: a.describe, Flows: a.flows,
-		Services: a.listServices, Explain: a.explain, Conflicts: a.listConflicts, Metrics: a.metrics(),
+		Services: func() iter.Seq[api.Service] { return a.listServices }, Service: a.findService, Explain: a.explain, Conflicts: a.listConflicts, Metrics: a.metrics(),
 		Verify: a.verify, Endpoints: addedEndpoints{a.added},
 	}
 }
@@ -95,32 +92,6 @@ func (a *agent) listNodes() []api.Node {
 		}
 		for _, address := range n.Addresses {
 			shown.Addresses = append(shown.Addresses, api.NodeAddress{Type: address.Type, IP: address.IP})
-		}
-		list = append(list, shown)
-	}
-	return list
-}
-
-func (a *agent) listServices() []api.Service {
-	services := a.services.Snapshot()
-	list := make([]api.Service, 0, len(services))
-	for i := range services {
-		s := &services[i]
-		list = append(list, api.Service{
-			Cluster: s.Cluster, ClusterID: s.ClusterID, Namespace: s.Namespace, Name: s.Name, Shared: s.Shared, IncludeExternal: s.IncludeExternal,
-			Frontends: makePorts(s.Frontends), Backends: makePorts(s.Backends),
-		})
-	}
-	return list
-}
-
-func makePorts(addresses map[netip.Addr]service.Ports) []api.ServiceAddress {
-	list := []api.ServiceAddress{}
-	for _, addr := range slices.SortedFunc(maps.Keys(addresses), netip.Addr.Compare) {
-		shown := api.ServiceAddress{IP: addr, Ports: []api.ServicePort{}}
-		for _, name := range slices.Sorted(maps.Keys(addresses[addr])) {
-			port := addresses[addr][name]
-			shown.Ports = append(shown.Ports, api.ServicePort{Name: name, Protocol: port.Protocol, Port: port.Port})
 		}
 		list = append(list, shown)
 	}
