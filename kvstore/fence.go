@@ -96,16 +96,19 @@ func (c *Client) AwaitFenced(ctx context.Context, f Fence) error {
 // does not hold, and ErrExists where a condition of ops does not. With any
 // other error it may have been done or not.
 func (c *Client) TxnBehind(ctx context.Context, f Fence, ops ...Op) error {
+	do, err := Attempt(ops).op()
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	as, do := transaction(ops)
-	resp, err := c.etcd.Txn(ctx).If(f.holds()).Then(clientv3.OpTxn(as, do, nil)).Commit()
+	resp, err := c.etcd.Txn(ctx).If(f.holds()).Then(do).Commit()
 	switch {
 	case err != nil:
 		return fmt.Errorf("write %s: %w", keysOf(ops), c.explain(err))
 	case !resp.Succeeded:
 		return fmt.Errorf("write %s: %w", keysOf(ops), ErrFenced)
-	case !resp.Responses[0].GetResponseTxn().Succeeded:
+	case !Attempt(ops).done(resp.Responses[0].GetResponseTxn()):
 		return fmt.Errorf("write %s: %w", keysOf(ops), ErrExists)
 	}
 	return nil

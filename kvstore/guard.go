@@ -31,6 +31,7 @@ const (
 	OpAbsent                  // write nothing: there must be no key that begins with Key
 	OpEqual                   // write nothing: the key must have this value
 	OpUnchanged               // write nothing: the key must not have been written since Revision
+	OpNone                    // write nothing: no key that begins with Key may have this value; once in a transaction
 )
 
 // Put writes a key, without a lease, if the lock is held.
@@ -54,50 +55,35 @@ func (l *Lock) Delete(ctx context.Context, key string) error {
 // not held, and ErrExists where a key to be created exists, or one is not
 // absent, equal or unchanged as ops want it. With any other error it may have been
 // done or not.
-func (l *Lock) Txn(ctx context.Context, ops ...Op) error { return l.txn(ctx, ops, nil) }
-
-// Finish does what Txn does, and gives the lock back at the same revision.
-// After an error the lock has still to be given back with Unlock, which does
-// nothing otherwise.
-func (l *Lock) Finish(ctx context.Context, ops ...Op) error {
-	l.giving.Lock()
-	defer l.giving.Unlock()
-	if err := l.txn(ctx, ops, []clientv3.Op{clientv3.OpDelete(l.key)}); err != nil {
-		return err
-	}
-	l.over(errLockGiven)
-	l.left, l.given = true, true
-	_, _ = l.c.leases.leave(ctx, l.c, l.lease) // there is nothing under it that could stay
-	return nil
-}
-
-// txn does ops, and more if they can be done.
-func (l *Lock) txn(ctx context.Context, ops []Op, more []clientv3.Op) error {
-	if err := l.err(); err != nil {
+func (l *Lock) Txn(ctx context.Context, ops ...Op) error {
+	if err := l.session.Err(); err != nil {
 		return l.lost(ops, err)
 	}
-	as, do := transaction(ops)
+	do, err := Attempt(ops).op()
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	resp, err := l.c.etcd.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.revision)).
-		Then(clientv3.OpTxn(as, append(do, more...), nil)).
+		Then(do).
 		Commit()
 	switch {
 	case err != nil:
 		return fmt.Errorf("write %s under lock %s: %w", keysOf(ops), l.path, l.c.explain(err))
 	case !resp.Succeeded:
 		err := fmt.Errorf("%s is gone", l.key)
-		l.c.leases.retire(l.lease) // who took the key may have put it again
-		l.over(err)
+		l.session.over(err)
 		return l.lost(ops, err)
-	case !resp.Responses[0].GetResponseTxn().Succeeded:
+	case !Attempt(ops).done(resp.Responses[0].GetResponseTxn()):
 		return fmt.Errorf("write %s under lock %s: %w", keysOf(ops), l.path, ErrExists)
 	}
 	return nil
 }
 
-// transaction makes of ops what must be so, and what is done then.
+// transaction makes of ops what must be so, and what is done then; OpNone is
+// for Attempt.op.
 func transaction(ops []Op) (as []clientv3.Cmp, do []clientv3.Op) {
 	for _, op := range ops {
 		switch op.Kind {

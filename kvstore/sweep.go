@@ -4,10 +4,10 @@ package kvstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // LockSweeper frees locks that are held for too long by a holder that lives,
@@ -16,51 +16,62 @@ import (
 // safe for concurrent use.
 type LockSweeper struct {
 	c      *Client
+	fence  Fence
 	prefix string
-	held   map[string]int64 // keys that held a lock at the last sweep, and their create revisions
+	held   map[string]int64 // keys that held a lock at the last sweep, and their revisions
 }
 
-// NewLockSweeper returns a sweeper of all locks whose paths begin with prefix.
-// There must be no election among them, since a leader stays.
-func NewLockSweeper(c *Client, prefix string) *LockSweeper {
-	return &LockSweeper{c: c, prefix: prefix}
+// NewLockSweeper returns a sweeper of all locks whose paths begin with prefix,
+// for as long as the fence holds. There must be no election among them, since
+// a leader stays.
+func NewLockSweeper(c *Client, f Fence, prefix string) *LockSweeper {
+	return &LockSweeper{c: c, fence: f, prefix: prefix}
 }
 
-// Sweep deletes the keys that hold their locks and did so at the last sweep,
-// and returns them, also beside an error. How often it is called is how long a
-// lock may be held.
+// Sweep deletes the keys that hold their locks, did so at the last sweep, and
+// have not been written since, and returns them, also beside an error: of a key
+// that etcd refuses to delete, or why no more was tried, which is ErrFenced if
+// the fence does not hold. How often it is called is how long a lock may be
+// held.
 func (s *LockSweeper) Sweep(ctx context.Context) (freed []string, err error) {
 	held, err := s.holders(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list locks: %w", err)
 	}
-	for key, created := range held {
-		if s.held[key] != created {
-			continue
+	var (
+		leaked   []string
+		attempts []Attempt
+	)
+	for key, revision := range held {
+		if s.held[key] == revision {
+			leaked = append(leaked, key)
+			attempts = append(attempts, Attempt{{Kind: OpUnchanged, Key: key, Revision: revision}, {Kind: OpDelete, Key: key}})
 		}
-		deleted, err := s.free(ctx, key, created)
-		if err != nil {
-			s.held = held
-			return freed, fmt.Errorf("free %s: %w", key, err)
-		}
-		if deleted {
-			freed = append(freed, key)
-		}
-		delete(held, key)
 	}
 	s.held = held
-	return freed, nil
+	results, err := s.c.AttemptBehind(ctx, s.fence, attempts)
+	for i, result := range results {
+		switch {
+		case result == nil:
+			freed = append(freed, leaked[i])
+			delete(held, leaked[i])
+		case !errors.Is(result, ErrExists):
+			err = errors.Join(err, fmt.Errorf("free %s: %w", leaked[i], result))
+		}
+	}
+	slices.Sort(freed)
+	return freed, err
 }
 
-// holders returns the oldest key of each path, with its create revision.
+// holders returns the oldest key of each path, with its revision.
 func (s *LockSweeper) holders(ctx context.Context) (map[string]int64, error) {
 	at, err := s.c.head(ctx, prefixed(s.prefix))
 	if err != nil {
 		return nil, err
 	}
 	type holder struct {
-		key     string
-		created int64
+		key               string
+		created, modified int64
 	}
 	byPath := make(map[string]holder)
 	err = s.c.list(ctx, prefixed(s.prefix), at.revision, func(chunk []*keyValue) error {
@@ -68,28 +79,14 @@ func (s *LockSweeper) holders(ctx context.Context) (map[string]int64, error) {
 			key := string(kv.Key)
 			path := key[:strings.LastIndexByte(key, '/')+1] // a label string may itself hold "/"
 			if h, ok := byPath[path]; !ok || kv.CreateRevision < h.created {
-				byPath[path] = holder{key, kv.CreateRevision}
+				byPath[path] = holder{key, kv.CreateRevision, kv.ModRevision}
 			}
 		}
 		return nil
 	})
 	held := make(map[string]int64, len(byPath))
 	for _, h := range byPath {
-		held[h.key] = h.created
+		held[h.key] = h.modified
 	}
 	return held, err
-}
-
-// free deletes a key unless it was created again since.
-func (s *LockSweeper) free(ctx context.Context, key string, created int64) (deleted bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	resp, err := s.c.etcd.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).
-		Then(clientv3.OpDelete(key)).
-		Commit()
-	if err != nil {
-		return false, s.c.explain(err)
-	}
-	return resp.Succeeded, nil
 }

@@ -24,7 +24,8 @@ func TestLockSweeper(t *testing.T) {
 		return err
 	})
 	waits(t, e, "locks/k8s:u=http:/h;", 2)
-	s := NewLockSweeper(mustDial(t, e, unlimited), "locks/")
+	fence := mustTakeFence(t, c)
+	s := NewLockSweeper(mustDial(t, e, unlimited), fence, "locks/")
 	sweep := func(want ...string) {
 		t.Helper()
 		if freed, err := s.Sweep(t.Context()); err != nil || !slices.Equal(freed, want) {
@@ -49,10 +50,26 @@ func TestLockSweeper(t *testing.T) {
 	mustUnlock(t, next)
 	sweep(again.Key())
 	sweep()
+	leaked := mustLock(t, c, "locks/c")
+	sweep()
+	mustTakeFence(t, c)
+	if freed, err := s.Sweep(t.Context()); !errors.Is(err, ErrFenced) || len(freed) > 0 || !leaked.Held() {
+		t.Errorf("another one has the fence, and freed %v, %v", freed, err)
+	}
 	e.Stop(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.Sweep(ctx); err == nil {
 		t.Error("locks of an etcd that is down were swept")
 	}
+}
+
+// mustTakeFence takes the fence that the tests here write behind.
+func mustTakeFence(t *testing.T, c *Client) Fence {
+	t.Helper()
+	f, err := c.TakeFence(t.Context(), "fence", nil, func(context.Context) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
 }
