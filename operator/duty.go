@@ -35,6 +35,8 @@ type DutyStatus struct {
 type Outcome struct {
 	Deleted int
 	Detail  string
+	// Problems are what a round that went well has found not to be.
+	Problems []string
 }
 
 // Record counts what a duty does. The zero value is ready; all methods may be called concurrently.
@@ -56,11 +58,11 @@ func (r *Record) Round(begun time.Time, did Outcome, err error) {
 		s.LastRun, s.LastDuration = begun, time.Since(begun)
 		s.Deleted += uint64(max(0, did.Deleted))
 		s.Ready, s.Detail = err == nil, did.Detail
-		s.Problems = nil
+		s.Problems = did.Problems
 		if err != nil && !errors.Is(err, context.Canceled) {
 			s.Errors++
 			s.LastError, s.LastErrorAt = err, time.Now()
-			s.Problems = []string{err.Error()}
+			s.Problems = append([]string{err.Error()}, did.Problems...)
 		}
 	})
 }

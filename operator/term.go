@@ -61,6 +61,15 @@ func (t *Term) Delete(ctx context.Context, read ...kvstore.KV) (deleted int, err
 	return t.client.DeleteBehind(ctx, t.fence, read...)
 }
 
+// Attempt makes attempts, each by itself: see [kvstore.Client.AttemptBehind].
+func (t *Term) Attempt(ctx context.Context, attempts ...kvstore.Attempt) (results []error, err error) {
+	return t.client.AttemptBehind(ctx, t.fence, attempts)
+}
+
+// Confirm asks etcd whether the term lasts, before something is written that no fence guards. It returns ErrFenced if it does
+// not.
+func (t *Term) Confirm(ctx context.Context) error { return t.Txn(ctx) }
+
 // govern takes the fence and runs the duties until the office is lost, the fence taken, or ctx ends.
 func (o *Operator) govern(ctx context.Context, client *kvstore.Client, office office) error {
 	since := time.Now()
