@@ -102,6 +102,23 @@ var helpTexts = map[string]help{
 	"operator status": {"Show how a replica of the operator is: who leads, whether its etcd and its sources answer, and what the leader's duties " +
 		"have done. The exit code is 0 if all is well, 1 if it is not, 3 if no operator answers.",
 		[]string{"weft operator status", "weft operator status -o json"}},
+	"operator gc": {"Show what nobody needs any more and the leader would begin to collect now: identities that no node uses, announced addresses " +
+		"whose node or pod is gone, and with --kubernetes the CiliumEndpoint objects of pods, and what nodes said of policies, that are gone. " +
+		"The leader collects what two looks in a row have found. This is one, made here, which touches nothing; it takes the options of " +
+		"`weft operator`, and needs none to run.",
+		[]string{
+			"weft operator gc --dry-run --config /etc/weft/operator.yaml",
+			"weft operator gc --dry-run --cluster-name east --cluster-id 1 --kvstore-config /etc/weft/kvstore.yaml -o json",
+		}},
+	"operator etcd-init": {"Make the users and roles of the cluster's etcd: administrators, the cluster's own agents and operators, and for each " +
+		"remote cluster a user that may read what clusters share, and no more. A user is who shows a certificate of that common name. " +
+		"What is there already stays; roles that may more than they should are narrowed, users of clusters that are not named are deleted. " +
+		"At the end etcd asks everybody who they are; that is not done if it would not know the one who does it. Done again, it changes " +
+		"what is not so any more.",
+		[]string{
+			"weft operator etcd-init --cluster-name east --remote west,north --kvstore-config /etc/weft/admin.yaml --dry-run",
+			"weft operator etcd-init --cluster-name east --remote west,north --kvstore-config /etc/weft/admin.yaml",
+		}},
 	"bpf ipcache list": {"List the entries of the kernel's map that identifies addresses, read off its pin: it needs no agent.",
 		[]string{"weft bpf ipcache list", "weft bpf ipcache list -o json"}},
 	"bpf ipcache get": {"Look an address up in the kernel's map as the programs do. It needs no agent. The kernel tells the value, not the prefix " +

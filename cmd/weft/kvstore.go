@@ -43,10 +43,15 @@ type etcdOptions struct {
 
 func newEtcdOptions(flags *pflag.FlagSet) *etcdOptions {
 	o := new(etcdOptions)
-	flags.StringVar(&o.config, "kvstore-config", "", "etcd client config of the own cluster's etcd, a `file`")
+	o.flags(flags)
 	flags.StringVar(&o.mesh, "clustermesh-config", "", "`directory` with an etcd client config for each remote cluster")
-	flags.DurationVar(&o.timeout, "timeout", 10*time.Second, "how long etcd may take, a `duration`")
 	return o
+}
+
+// flags adds the options that name the own cluster's etcd.
+func (o *etcdOptions) flags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.config, "kvstore-config", "", "etcd client config of the own cluster's etcd, a `file`")
+	flags.DurationVar(&o.timeout, "timeout", 10*time.Second, "how long etcd may take, a `duration`")
 }
 
 func (o *etcdOptions) clusterFlag(flags *pflag.FlagSet) {

@@ -366,6 +366,7 @@ func checkHarmless(t *testing.T, printed string) {
 func TestExitCodes(t *testing.T) {
 	socket := serveAgent(t, lab(true))
 	nobody := filepath.Join(t.TempDir(), "none.sock")
+	etcd := writeFile(t, "etcd.yaml", "endpoints: [http://127.0.0.1:1]\n")
 	for _, tc := range []struct {
 		args   string
 		code   int
@@ -406,6 +407,13 @@ func TestExitCodes(t *testing.T) {
 		{"flows -f --api-socket " + nobody, 3, "weft: agent unreachable at "},
 		{"operator", 2, "weft: --kvstore-config: name the etcd of the cluster"},
 		{"operator --kvstore-config /nonexistent --election vote", 2, "weft: --election, --leader-election-*: election by \"vote\": want kubernetes, etcd or none"},
+		{"operator gc --kvstore-config " + etcd, 2, "weft: gc: what nobody needs any more the leader of the running operators collects by itself; --dry-run shows it\n"},
+		{"operator gc --dry-run --timeout 0s --kvstore-config " + etcd, 2, "weft: --timeout 0s: want a duration above 0"},
+		{"operator --identity-gc-interval 1ms --kvstore-config " + etcd, 2, "weft: --identity-gc-interval 1ms: want at least 1s, or 0 for never\n"},
+		{"operator --identity-gc-rate-limit -1 --kvstore-config " + etcd, 2, "weft: --identity-gc-rate-limit -1: want a number of identities a minute"},
+		{"operator etcd-init", 2, "weft: --kvstore-config: name the etcd of the cluster\n"},
+		{"operator etcd-init --cluster-name East --kvstore-config " + etcd, 2, "weft: cluster name \"East\": must consist of"},
+		{"operator etcd-init --remote a_b --kvstore-config " + etcd, 2, "weft: remote cluster: cluster name \"a_b\": must consist of"},
 		{"operator status --operator-socket " + nobody, 3, "weft: operator unreachable at " + nobody + ": connect: no such file or directory: is `weft operator` running?\n"},
 		{"version --agent --api-socket " + nobody, 3, "weft: agent unreachable at "},
 	} {

@@ -42,7 +42,7 @@ func operatorCommand(env environment) *cobra.Command {
 	})
 	cmd.PersistentFlags().StringVar(&socket, "operator-socket", defaultOperatorSocket, "unix socket of the operator, a `path`")
 	options = newOperatorOptions(cmd.Flags())
-	cmd.AddCommand(operatorStatusCommand(env, &socket))
+	cmd.AddCommand(operatorStatusCommand(env, &socket), operatorGC(env), operatorEtcdInit(env))
 	return cmd
 }
 
@@ -64,6 +64,7 @@ type operatorOptions struct {
 	namespace            string
 	metricsAddress       netip.AddrPort
 	logLevel             slog.Level
+	gc                   gcOptions
 }
 
 func newOperatorOptions(flags *pflag.FlagSet) *operatorOptions {
@@ -89,6 +90,7 @@ func newOperatorOptions(flags *pflag.FlagSet) *operatorOptions {
 		"`file` that says where the Kubernetes API is (default: the service account of the operator's own pod)")
 	flags.StringVar(&o.namespace, "namespace", "",
 		"`name` of the namespace that holds the Lease of --election kubernetes (default: CILIUM_K8S_NAMESPACE of the environment, or default)")
+	o.gc.add(flags)
 	flags.TextVar(&o.metricsAddress, "metrics-address", netip.AddrPort{},
 		"`address` of the loopback device, such as 127.0.0.1:9963, that answers /metrics and health probes, too (default: the socket only)")
 	flags.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` of what is logged: debug, info, warn or error")
@@ -151,7 +153,7 @@ func (c *operatorConfig) check() error {
 	if err := c.elects("").Validate(); err != nil {
 		return fmt.Errorf("--election, --leader-election-*: %w", err)
 	}
-	return nil
+	return c.gc.check()
 }
 
 // elects is the election with the namespace of its Lease, as the environment has it where no option names one.
@@ -185,9 +187,13 @@ func newOperatorDaemon(cfg operatorConfig, env environment) (*operatorDaemon, er
 		return nil, fmt.Errorf("name of this replica: %w", err)
 	}
 	namespace, _ := env.lookup("CILIUM_K8S_NAMESPACE")
+	duties, err := d.duties()
+	if err != nil {
+		return nil, usagef("%w", err)
+	}
 	d.operator, err = operator.New(operator.Config{
 		ClusterName: cfg.clusterName, ClusterID: identity.ClusterID(cfg.clusterID), Name: operator.NewName(host),
-		Etcd: cfg.kvstore, LeaseTTL: cfg.kvstoreLeaseTTL, Election: cfg.elects(namespace), Duties: d.duties(),
+		Etcd: cfg.kvstore, LeaseTTL: cfg.kvstoreLeaseTTL, Election: cfg.elects(namespace), Duties: duties,
 		Log: d.log.With("task", "operator"),
 	})
 	if err != nil {
@@ -204,8 +210,9 @@ func newOperatorDaemon(cfg operatorConfig, env environment) (*operatorDaemon, er
 }
 
 // duties are what the leader does.
-func (d *operatorDaemon) duties() []operator.Duty {
-	return []operator.Duty{operator.NewHeartbeat()}
+func (d *operatorDaemon) duties() ([]operator.Duty, error) {
+	collect, err := d.cfg.gcDuties()
+	return append([]operator.Duty{operator.NewHeartbeat()}, collect...), err
 }
 
 func (d *operatorDaemon) run(ctx context.Context) error {
