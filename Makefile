@@ -12,6 +12,8 @@ BIN     := bin
 # committed; where the archive has moved on from another version, the one it has is taken and said so.
 DEBS := \
 	bpftool=7.1.0+6.1.192-2 \
+	chromium=156.0.8078.79-1~deb12u1 \
+	chromium-driver=156.0.8078.79-1~deb12u1 \
 	clang-19=1:19.1.7-3~deb12u1 \
 	etcd-server=3.4.23-4+b4 \
 	gcc=4:12.2.0-3 \

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"strings"
 )
 
 // health adds what probes and Prometheus ask for. All answer in plain text.
@@ -91,22 +90,5 @@ func (m *MetricsServer) Run(ctx context.Context) error {
 	mux, get := newMux()
 	m.health(get)
 	m.server.log.Info("metrics ready", "address", listener.Addr().String())
-	return m.server.serve(ctx, listener, m.ready, m.local(mux))
-}
-
-// local refuses requests for another host than this one's loopback: those of a page whose name an attacker made resolve to
-// it. What follows from the answer is that no page can read it.
-func (m *MetricsServer) local(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.Host)
-		if err != nil {
-			host = strings.Trim(r.Host, "[]")
-		}
-		addr, err := netip.ParseAddr(host)
-		if host != "localhost" && (err != nil || !addr.IsLoopback()) {
-			writeError(w, refuse(http.StatusForbidden, "host %q: want localhost or an address of the loopback device", host))
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
+	return m.server.serve(ctx, listener, m.ready, guard(mux, isLoopback))
 }

@@ -69,7 +69,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	defer socket.remove()
 	s.log.Info("api ready", "socket", s.path)
-	if err := s.serve(ctx, socket, s.ready, s.routes()); err != nil {
+	if err := s.serve(ctx, socket, s.ready, guard(s.routes(), isLocalName)); err != nil {
 		return fmt.Errorf("api socket %s: %w", s.path, err)
 	}
 	return nil
@@ -106,13 +106,10 @@ func (s *Server) serve(ctx context.Context, listener net.Listener, ready chan st
 
 func (s *Server) routes() http.Handler {
 	mux, get := newMux()
-	get("/v1/version", nil, func(w http.ResponseWriter, _ *http.Request) error { return write(w, s.agent.Version()) })
-	get("/v1/status", nil, func(w http.ResponseWriter, _ *http.Request) error { return write(w, s.agent.Status()) })
+	s.page(get)
+	s.shown(get)
 	get("/v1/ip", nil, func(w http.ResponseWriter, r *http.Request) error { return writeList(w, r, KindIPList, s.agent.IPs()) })
 	get("/v1/ip/{address}", nil, s.ip)
-	get("/v1/node", nil, func(w http.ResponseWriter, _ *http.Request) error {
-		return write(w, List[Node]{Meta: MetaOf(KindNodeList), Items: s.agent.Nodes()})
-	})
 	get("/v1/service", nil, func(w http.ResponseWriter, r *http.Request) error {
 		return writeList(w, r, KindServiceList, s.agent.Services())
 	})
@@ -121,15 +118,24 @@ func (s *Server) routes() http.Handler {
 		return writeList(w, r, KindIdentityList, s.agent.Identities())
 	})
 	get("/v1/identity/{id}", nil, s.identity)
-	get("/v1/explain/{address}", nil, s.explain)
 	get("/v1/conflict", nil, func(w http.ResponseWriter, r *http.Request) error {
 		return writeList(w, r, KindConflictList, s.agent.Conflicts())
 	})
-	get("/v1/flows", []string{"follow", "last"}, s.flows)
 	mux.HandleFunc("/v1/verify", s.verify)
 	s.endpoints(mux)
 	s.health(get)
 	return mux
+}
+
+// shown adds what the page shows.
+func (s *Server) shown(get getter) {
+	get("/v1/version", nil, func(w http.ResponseWriter, _ *http.Request) error { return write(w, s.agent.Version()) })
+	get("/v1/status", nil, func(w http.ResponseWriter, _ *http.Request) error { return write(w, s.agent.Status()) })
+	get("/v1/node", nil, func(w http.ResponseWriter, _ *http.Request) error {
+		return write(w, List[Node]{Meta: MetaOf(KindNodeList), Items: s.agent.Nodes()})
+	})
+	get("/v1/explain/{address}", nil, s.explain)
+	get("/v1/flows", []string{"follow", "last"}, s.flows)
 }
 
 // getter adds a path that can be read, with the parameters that it knows.

@@ -153,7 +153,7 @@ func TestStrictRoutes(t *testing.T) {
 		{"GET", "/v1/version", 200, `{"apiVersion":"weft/v1","kind":"Version","version":"v0","go":"","platform":""}`},
 		{"GET", "/v1/ip", 200, `{"apiVersion":"weft/v1","kind":"IPList","items":[{"prefix":"10.2.1.10/32",`},
 		{"HEAD", "/v1/status", 200, ""},
-		{"GET", "/", 404, `{"apiVersion":"weft/v1","kind":"Error","code":404,"message":"no such path: /"}`},
+		{"GET", "/page", 404, `{"apiVersion":"weft/v1","kind":"Error","code":404,"message":"no such path: /page"}`},
 		{"GET", "/v2/status", 404, "no such path: /v2/status"},
 		{"GET", "/v1/status/", 404, "no such path"},
 		{"POST", "/v1/status", 405, "method POST: this path can only be read"},

@@ -103,6 +103,9 @@ func newAgent(cfg agentConfig, env environment) (a *agent, err error) {
 	if cfg.metricsAddress.IsValid() {
 		a.tasks = append(a.tasks, api.NewMetricsServer(cfg.metricsAddress, view, a.log.With("task", "metrics")))
 	}
+	if cfg.pageAddress.IsValid() {
+		a.tasks = append(a.tasks, api.NewPageServer(cfg.pageAddress, view, a.log.With("task", "page")))
+	}
 	if notify := newNotifyTask(env.lookup, a.status, a.log.With("task", "notify")); notify != nil {
 		notify.after = []task{a.datapath, server}
 		a.tasks = append(a.tasks, notify)

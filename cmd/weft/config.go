@@ -88,6 +88,7 @@ type agentOptions struct {
 	verifyInterval       time.Duration
 	flowSample           uint32
 	metricsAddress       netip.AddrPort
+	pageAddress          netip.AddrPort
 	logLevel             slog.Level
 }
 
@@ -144,6 +145,8 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.Uint32Var(&o.flowSample, "flow-sample", 100, "report one in this `number` of packets as a flow; 0: none")
 	flags.TextVar(&o.metricsAddress, "metrics-address", netip.AddrPort{},
 		"`address` of the loopback device, such as 127.0.0.1:9879, that answers /metrics and health probes, too (default: the socket only)")
+	flags.TextVar(&o.pageAddress, "page-address", netip.AddrPort{},
+		"`address` of the loopback device, such as 127.0.0.1:9880, that shows the mesh as a page in a browser, too (default: the socket only)")
 	flags.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` of what is logged: debug, info, warn or error")
 	return o
 }
@@ -279,6 +282,8 @@ func (c *agentConfig) check() (err error) {
 		return errors.New("--clustermesh-cache-ttl-all: give the time with --clustermesh-cache-ttl")
 	case api.CheckMetricsAddress(c.metricsAddress) != nil:
 		return fmt.Errorf("--metrics-address %w", api.CheckMetricsAddress(c.metricsAddress))
+	case api.CheckPageAddress(c.pageAddress) != nil:
+		return fmt.Errorf("--page-address %w", api.CheckPageAddress(c.pageAddress))
 	case c.verifyInterval < minVerifyInterval:
 		return fmt.Errorf("--verify-interval %s: want at least %s", c.verifyInterval, minVerifyInterval)
 	case c.kubeconfig != "" && !c.kubernetes:

@@ -396,6 +396,7 @@ func TestExitCodes(t *testing.T) {
 		{"clusters rejected nowhere --api-socket " + socket, 1, "weft: cluster nowhere is not followed: not found"},
 		{"metrics --match ( --api-socket " + socket, 2, "weft: --match: "},
 		{"explain west", 2, `weft: "west" is not an IP address`},
+		{"agent --page-address 192.0.2.1:80", 2, "weft: --page-address 192.0.2.1:80: want an address of the loopback device and a port"},
 		{"agent --metrics-address 192.0.2.1:80", 2, "weft: --metrics-address 192.0.2.1:80: want an address of the loopback device and a port"},
 		{"ip list --nonsense", 2, "weft: unknown flag: --nonsense"},
 		{"service get web", 2, `weft: "web" is not the name of a service: want namespace/name`},

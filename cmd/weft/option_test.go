@@ -84,6 +84,7 @@ var others = map[string][3]string{
 	"verify-interval":           {"1m0s", "2m0s", "3m0s"},
 	"flow-sample":               {"1", "2", "3"},
 	"metrics-address":           {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
+	"page-address":              {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
 	"log-level":                 {"DEBUG", "WARN", "ERROR"},
 }
 
@@ -168,7 +169,7 @@ func optionIn(t *testing.T, cfg agentConfig, name string) string {
 		"clustermesh-cache-ttl": cfg.cacheTTL, "clustermesh-cache-ttl-all": cfg.cacheTTLAll,
 		"node-ip-preference": strings.Join(texts(cfg.nodeIPPreference), ","),
 		"kvstore-config":     cfg.kvstoreConfig, "endpoints-dir": cfg.endpointsDir, "routing-mode": cfg.routingMode,
-		"max-ipcache-entries": cfg.maxEntries, "flow-sample": cfg.flowSample, "log-level": cfg.logLevel, "metrics-address": cfg.metricsAddress,
+		"max-ipcache-entries": cfg.maxEntries, "flow-sample": cfg.flowSample, "log-level": cfg.logLevel, "metrics-address": cfg.metricsAddress, "page-address": cfg.pageAddress,
 		"node-ip": strings.Join(texts(cfg.nodeIPs), ","), "pod-cidr": strings.Join(texts(cfg.podCIDRs), ","),
 		"labels": strings.Join(cfg.labels, ","), "devices": strings.Join(cfg.devices, ","), "kvstore-opt": strings.Join(texts(cfg.kvstoreOpts), ","),
 		"cluster-routing-mode": strings.Join(texts(cfg.clusterRoutingMode), ","), "tunnel-port": cfg.tunnelPort,

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weftmesh/weft/internal/testutil"
+	"github.com/weftmesh/weft/internal/testutil/golden"
+)
+
+var pageURL = regexp.MustCompile(`"msg":"page ready".*"url":"([^"]+)"`)
+
+// The page of a real agent, in a real browser: the mesh with the remote cluster, an answer to a question that is typed, and
+// a cluster that is lost.
+func TestPage(t *testing.T) {
+	if !testutil.Isolate(t) {
+		return
+	}
+	west := testutil.StartEtcd(t)
+	west.Load(t, golden.Path(t, "kvstore-state-west.jsonl"))
+	h := newHost(t)
+	west.WriteConfig(t, filepath.Join(h.clustermesh, "west"))
+	a := h.start(t, "east", 1, "--page-address", "127.0.0.1:0")
+	h.awaitVerified(t)
+	content, err := os.ReadFile(a.log.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := pageURL.FindSubmatch(content)
+	if url == nil {
+		t.Fatal("the agent does not say where its page is")
+	}
+
+	b := testutil.StartBrowser(t)
+	shows := func(selector string, texts ...string) {
+		t.Helper()
+		testutil.Eventually(t, 60*time.Second, func() error {
+			shown := b.Text(t, selector)
+			for _, text := range texts {
+				if !strings.Contains(shown, text) {
+					return fmt.Errorf("%s shows %q, want %q", selector, shown, text)
+				}
+			}
+			return nil
+		})
+	}
+	b.Open(t, string(url[1]))
+	shows("#self", "east (1)", "east-n1")
+	shows("#health", "healthy")
+	shows("#rows", "west", "ready")
+	var aria string
+	b.Run(t, `return document.querySelector("#picture g[role=button]").getAttribute("aria-label")`, &aria)
+	if !strings.HasPrefix(aria, "west (2), ") {
+		t.Errorf("the picture shows %q", aria)
+	}
+	b.Type(t, "#address", "10.2.1.10")
+	b.Click(t, "#search button")
+	shows("#answer", "10.2.1.10/32", "cilium/state/ip/v1/default/10.2.1.10", "wins", "✓ identity ")
+	b.Type(t, "#address", "x")
+	b.Click(t, "#search button")
+	shows("#answer", "is not an IP address")
+
+	west.Stop(t)
+	shows("#rows", "! stale")
+	for _, complaint := range b.Complaints(t) {
+		if !strings.Contains(complaint, "400 (Bad Request)") { // the question that was none
+			t.Errorf("the browser complains: %s", complaint)
+		}
+	}
+}
