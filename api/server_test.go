@@ -358,15 +358,18 @@ func TestStuckReader(t *testing.T) {
 	for i := range 4 * flowLogSize {
 		agent.Flows.Append([]Flow{flow(i)})
 	}
-	testutil.Eventually(t, 5*time.Second, func() error {
+	testutil.Eventually(t, 30*time.Second, func() error {
 		_, err := NewClient(path).Version(t.Context())
 		return err
 	})
-	begin := time.Now()
-	if err := stop(); err != nil {
-		t.Errorf("Run: %v", err)
-	}
-	if took := time.Since(begin); took > 2*stopTimeout {
-		t.Errorf("the server took %v to stop", took)
+	stopped := make(chan error, 1)
+	go func() { stopped <- stop() }()
+	select {
+	case err := <-stopped:
+		if err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	case <-time.After(10 * stopTimeout):
+		t.Error("the server does not stop")
 	}
 }

@@ -59,7 +59,7 @@ func (a *Allocator) retryFailed(ctx context.Context) error {
 	for pause(ctx, retryLook) {
 		a.mu.Lock()
 		for _, x := range a.used {
-			if x.id == identity.Invalid && !x.busy && time.Now().After(x.retry) {
+			if (x.id == identity.Invalid || x.err != nil) && !x.busy && time.Now().After(x.retry) {
 				a.enqueue(x)
 			}
 		}
@@ -103,7 +103,9 @@ func (a *Allocator) attempted(x *allocation, id identity.ID, err error) (done bo
 	switch {
 	case err != nil && wanted:
 		a.failed++
-		a.pool.Release(id)
+		if id != x.id {
+			a.pool.Release(id)
+		}
 		if x.err == nil || x.err.Error() != err.Error() {
 			x.err = err
 			a.notify()
@@ -111,13 +113,20 @@ func (a *Allocator) attempted(x *allocation, id identity.ID, err error) (done bo
 		return false
 	case !wanted:
 		x.busy = false
-		a.pool.Release(id)
+		if a.byID[id] == nil {
+			a.pool.Release(id)
+		}
 		return true
+	}
+	if x.id != id {
+		a.forget(x) // what an earlier agent had
 	}
 	a.pool.Bind(id, x.text)
 	a.pool.Hold(id)
 	a.byID[id] = x
 	x.id, x.err, x.busy = id, nil, false
+	a.allocated++
+	a.memory.touch()
 	a.notify()
 	return true
 }
@@ -132,12 +141,12 @@ func (a *Allocator) attempt(ctx context.Context, x *allocation) (identity.ID, er
 	if err != nil {
 		return identity.Invalid, err
 	}
-	defer func() {
+	defer func() { // which is nothing if all went well
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unlockTimeout)
 		defer cancel()
 		_ = lock.Unlock(ctx) // or its lease ends by itself
 	}()
-	id, known, err := a.choose(x.text)
+	id, known, err := a.choose(x)
 	if err != nil {
 		return identity.Invalid, err
 	}
@@ -158,12 +167,15 @@ func (a *Allocator) attempt(ctx context.Context, x *allocation) (identity.ID, er
 	return id, err
 }
 
-// choose returns the identity that labels are known to have, or picks a free one.
-func (a *Allocator) choose(labels string) (id identity.ID, known bool, err error) {
+// choose returns the identity that labels are known to have, or picks a free one: the one of before the restart if it is.
+func (a *Allocator) choose(x *allocation) (id identity.ID, known bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if id, ok := a.pool.ID(labels); ok {
+	if id, ok := a.pool.ID(x.text); ok {
 		return id, true, nil
+	}
+	if x.id != identity.Invalid {
+		return x.id, false, nil // nothing is known to be bound to it, or it would have been given up
 	}
 	if id, ok := a.pool.Pick(rand.Uint32N); ok {
 		return id, false, nil
@@ -171,7 +183,7 @@ func (a *Allocator) choose(labels string) (id identity.ID, known bool, err error
 	return identity.Invalid, false, ErrExhausted
 }
 
-// binding is an identity that is about to be used for labels.
+// binding is an identity that is about to be used for labels. What makes it ends the lock.
 type binding struct {
 	lock   *kvstore.Lock
 	labels string
@@ -185,16 +197,16 @@ func (b *binding) master(kind kvstore.OpKind) kvstore.Op {
 
 // join says that this node uses an identity, too, and puts back the key that binds it if that is gone.
 func (b *binding) join(ctx context.Context) error {
-	err := b.lock.Txn(ctx, b.master(kvstore.OpEqual), b.slave)
+	err := b.lock.Finish(ctx, b.master(kvstore.OpEqual), b.slave)
 	if errors.Is(err, kvstore.ErrExists) {
-		return b.lock.Txn(ctx, b.master(kvstore.OpCreate), b.slave)
+		return b.lock.Finish(ctx, b.master(kvstore.OpCreate), b.slave)
 	}
 	return err
 }
 
 // create binds a free identity to labels.
 func (b *binding) create(ctx context.Context) error {
-	return b.lock.Txn(ctx, kvstore.Op{Kind: kvstore.OpAbsent, Key: identity.SlavePrefix(b.labels)}, b.master(kvstore.OpCreate), b.slave)
+	return b.lock.Finish(ctx, kvstore.Op{Kind: kvstore.OpAbsent, Key: identity.SlavePrefix(b.labels)}, b.master(kvstore.OpCreate), b.slave)
 }
 
 // again deals with a binding that something stood against: somebody was quicker, and the watch has not told yet, or nodes
@@ -210,7 +222,7 @@ func (a *Allocator) again(ctx context.Context, b *binding, cause error) error {
 	if found || bound {
 		return cause
 	}
-	return b.lock.Txn(ctx, b.master(kvstore.OpCreate), b.slave)
+	return b.lock.Finish(ctx, b.master(kvstore.OpCreate), b.slave)
 }
 
 // reread looks in etcd for what stood against a binding.

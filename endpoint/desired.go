@@ -22,7 +22,7 @@ type desired struct {
 	masters    map[string][]byte // etcd keys that bind identities to labels: they outlive this node
 	slaves     map[string][]byte // etcd keys that say that this node uses an identity
 	ips        map[string][]byte // etcd keys that announce addresses
-	waiting    map[string]bool   // etcd keys that will announce addresses whose identity is not found yet
+	waiting    map[string]bool   // etcd keys that will announce addresses whose identity is not found, or not certain, yet
 }
 
 type claimKey struct {
@@ -49,7 +49,7 @@ func (r *Registry) desire(accepted []resolved) (desired, error) {
 		if r.cfg.Publisher == nil {
 			continue
 		}
-		if d.id == identity.Init {
+		if d.id == identity.Init || d.restored() {
 			for _, ip := range d.IPs {
 				a := r.announcement(d, ip)
 				w.waiting[a.Key()] = true

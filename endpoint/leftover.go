@@ -25,7 +25,8 @@ type Leftovers interface {
 const announced = ipcache.StatePrefix + "/" + ipcache.DefaultSpace + "/"
 
 // withdraw deletes what an earlier agent of this node published of endpoints that are there no more. Only keys that name
-// this node are its, not those that workloads which wait for their identity will have again, and only as they were read: an address that another node has announced meanwhile is not touched.
+// this node are its, not those that workloads which wait for their identity will have again, and only as they were read: an
+// address that another node has announced meanwhile is not touched.
 func (r *Registry) withdraw(ctx context.Context) error {
 	stale, err := r.stale(ctx)
 	if err != nil {
@@ -54,12 +55,15 @@ func (r *Registry) stale(ctx context.Context) (stale []kvstore.KV, err error) {
 			add(kv)
 		}
 	}
-	own := "/" + r.cfg.HostIP.String()
+	own, waiting := "/"+r.cfg.HostIP.String(), make(map[string]bool, len(r.wanted))
+	for _, labels := range r.wanted { // those that wait for their identity among them, which a key may well name
+		waiting[identity.SlaveKey(labels, r.cfg.HostIP)] = true
+	}
 	for kv, err := range r.cfg.Leftovers.All(ctx, identity.StatePrefix+"/value/") {
 		if err != nil {
 			return nil, fmt.Errorf("read which identities this node uses: %w", err)
 		}
-		if _, wanted := r.inForce.slaves[kv.Key]; !wanted && strings.HasSuffix(kv.Key, own) && !r.waiting(kv.Key) {
+		if _, wanted := r.inForce.slaves[kv.Key]; !wanted && strings.HasSuffix(kv.Key, own) && !waiting[kv.Key] {
 			add(kv)
 		}
 	}
@@ -70,16 +74,6 @@ func (r *Registry) stale(ctx context.Context) (stale []kvstore.KV, err error) {
 func (r *Registry) own(kv kvstore.KV) bool {
 	a, err := ipcache.ParseAnnouncement([]byte(strings.TrimPrefix(kv.Key, announced)), kv.Value)
 	return err == nil && a.Host == r.cfg.HostIP && strings.HasPrefix(a.Metadata, metadataOf(r.cfg.NodeName))
-}
-
-// waiting reports whether a slave key is of labels that are about to get their identity, which it may well name.
-func (r *Registry) waiting(slave string) bool {
-	for _, labels := range r.wanted {
-		if slave == identity.SlaveKey(labels, r.cfg.HostIP) {
-			return true
-		}
-	}
-	return false
 }
 
 // metadataOf begins what this node says of its announcements. The second element is the word "default" whatever the

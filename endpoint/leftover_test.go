@@ -117,7 +117,7 @@ func TestWaitsAsInit(t *testing.T) {
 	}
 	etcd.Restart(t)
 	testutil.Eventually(t, patience, func() error {
-		b.update()
+		b.update(true)
 		if e := b.Status().Endpoints[0]; e.State != Identified {
 			return fmt.Errorf("the endpoint is %+v", e)
 		}
@@ -136,7 +136,7 @@ func TestWaitsAsInit(t *testing.T) {
 	id := b.Status().Endpoints[0].Identity
 	since := b.Status().Endpoints[0].Since
 	time.Sleep(time.Millisecond)
-	b.update()
+	b.update(true)
 	b.wantIPs(fmt.Sprintf("10.1.1.10 %s shop/web", id))
 	if got := b.Status().Endpoints[0].Since; !got.Equal(since) {
 		t.Errorf("it is so since %s, and was since %s", got, since)

@@ -36,12 +36,17 @@ type Publisher interface {
 
 // Identities finds identities for sets of labels; an [Allocator] does.
 type Identities interface {
-	// Want says which sets are in use, all of them, by their canonical form.
-	Want(sets map[string]identity.Labels)
-	// Identity returns the identity of labels, or Invalid and why they have none.
+	// Recalled is closed once what an earlier agent of this node had allocated is known.
+	Recalled() <-chan struct{}
+	// Want says which sets are in use, by their canonical form: all of them, if they are complete.
+	Want(sets map[string]identity.Labels, complete bool)
+	// Identity returns the identity of labels, or Invalid and why they have none. One with an error is that of before the
+	// restart, and not certain.
 	Identity(labels string) (identity.ID, error)
-	// Changed returns a channel that closes when Identity has another answer.
+	// Changed returns a channel that closes when Identity or Problems has another answer.
 	Changed() <-chan struct{}
+	// Problems returns what keeps identities from being kept across restarts.
+	Problems() []SourceError
 }
 
 var _ Identities = (*Allocator)(nil)
@@ -147,6 +152,13 @@ func poke(wake chan struct{}) {
 
 // keep brings what is in force in line with the sources at every change.
 func (r *Registry) keep(ctx context.Context, wake <-chan struct{}) error {
+	if r.cfg.Allocator != nil { // else what the kernel knows would be taken for nobody's, for a moment
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.cfg.Allocator.Recalled():
+		}
+	}
 	withdrawn := time.NewTimer(0)
 	withdrawn.Stop()
 	defer withdrawn.Stop()
@@ -157,7 +169,7 @@ func (r *Registry) keep(ctx context.Context, wake <-chan struct{}) error {
 			return nil
 		case <-wake:
 			heard := r.heard() // before what is heard
-			r.update()
+			r.update(heard)
 			if heard && !ready {
 				ready = true
 				close(r.ready)
@@ -187,8 +199,8 @@ func (r *Registry) heard() bool {
 	return true
 }
 
-// update brings what is in force in line with the sources.
-func (r *Registry) update() {
+// update brings what is in force in line with the sources, all of which have been heard if the outcome is complete.
+func (r *Registry) update(complete bool) {
 	sources := make([][]Workload, len(r.cfg.Sources))
 	var problems []SourceError
 	for i, s := range r.cfg.Sources {
@@ -196,8 +208,11 @@ func (r *Registry) update() {
 		sources[i] = s.Workloads()
 	}
 	settled, conflicts := r.precedence.settle(sources)
-	accepted, refused := r.identify(settled)
+	accepted, refused := r.identify(settled, complete)
 	problems = slices.Concat(problems, conflicts, refused)
+	if r.cfg.Allocator != nil {
+		problems = append(problems, r.cfg.Allocator.Problems()...)
+	}
 	slices.SortStableFunc(problems, func(a, b SourceError) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line))
 	})
@@ -217,11 +232,15 @@ type resolved struct {
 	labels identity.Labels
 	text   string // canonical form of the labels
 	id     identity.ID
-	err    error // why the identity is not the workload's own yet
+	err    error // why the identity is not the workload's own yet, or not certain
 }
 
+// restored reports whether the identity is that of before a restart, which etcd has not confirmed: it is in force here,
+// and nobody is told.
+func (x *resolved) restored() bool { return x.err != nil && x.id != identity.Init }
+
 // identify finds the identity of each workload: its own, or the one of its labels. Until that is found it is init.
-func (r *Registry) identify(workloads []Workload) (accepted []resolved, refused []SourceError) {
+func (r *Registry) identify(workloads []Workload, complete bool) (accepted []resolved, refused []SourceError) {
 	static := make(map[identity.ID]*resolved)
 	accepted = make([]resolved, 0, len(workloads)) // static points into it
 	r.wanted = make(map[string]identity.Labels)
@@ -252,16 +271,16 @@ func (r *Registry) identify(workloads []Workload) (accepted []resolved, refused 
 			static[w.Identity] = x
 		}
 	}
-	r.allocated(accepted)
+	r.allocated(accepted, complete)
 	return accepted, refused
 }
 
 // errNoAllocator indicates a workload whose identity nobody can find.
 var errNoAllocator = errors.New("this node has no etcd to allocate an identity in: give --kvstore-config, or an identity")
 
-func (r *Registry) allocated(accepted []resolved) {
+func (r *Registry) allocated(accepted []resolved, complete bool) {
 	if r.cfg.Allocator != nil {
-		r.cfg.Allocator.Want(r.wanted)
+		r.cfg.Allocator.Want(r.wanted, complete)
 	}
 	for i := range accepted {
 		x := &accepted[i]

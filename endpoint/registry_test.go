@@ -100,7 +100,7 @@ func newFiles(t testing.TB, dir string) *Files {
 // scan has the files looked at, and what they declare put in force.
 func (b *bench) scan(thorough bool) {
 	b.files.scan(thorough)
-	b.update()
+	b.update(true)
 }
 
 // Run runs the source and the registry.

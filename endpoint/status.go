@@ -28,6 +28,9 @@ const (
 	Identified State = "ready"
 	// Waiting: it has none yet, is known as init on this node, and not announced.
 	Waiting State = "waiting-for-identity"
+	// Restored: it has the identity that it had before the agent was restarted, and etcd has not been asked yet. That is in
+	// force on this node, and what others were told before stays.
+	Restored State = "restored"
 )
 
 // Endpoint is a workload of this node that is in force.
@@ -42,7 +45,7 @@ type Endpoint struct {
 	Source         string          `json:"source"`
 	Origin         string          `json:"origin"`
 	State          State           `json:"state"`
-	Reason         string          `json:"reason,omitempty"` // why it waits
+	Reason         string          `json:"reason,omitempty"` // why it is not ready
 	Since          time.Time       `json:"since"`            // it has been in this state, with this identity
 }
 
@@ -116,8 +119,11 @@ func shown(before []Endpoint, accepted []resolved) []Endpoint {
 			Namespace: x.Namespace, Name: x.Name, ServiceAccount: x.ServiceAccount, ID: x.endpointID(), IPs: x.IPs,
 			Identity: x.id, Labels: x.labels, Source: x.Source, Origin: x.Origin, State: Identified, Since: now,
 		}
-		if x.id == identity.Init {
+		switch {
+		case x.id == identity.Init:
 			e.State = Waiting
+		case x.restored():
+			e.State = Restored
 		}
 		if x.err != nil {
 			e.Reason = x.err.Error()

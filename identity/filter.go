@@ -11,13 +11,14 @@ import (
 // labelNamespacePrefix precedes the labels of a workload's namespace.
 const labelNamespacePrefix = "io.cilium.k8s.namespace.labels."
 
-// defaultPatterns are those of Cilium, so that both find the same labels of a workload to matter.
+// defaultPatterns are those of Cilium, so that both find the same labels of a workload to matter: the documented ones of
+// 1.16, and the topology of nodes, which Kubernetes gives to pods from 1.35 on (Cilium's issue 43723).
 var defaultPatterns = []string{
-	`reserved:.*`, `io\.kubernetes\.pod\.namespace`, `io\.cilium\.k8s\.namespace\.labels`, `io\.cilium\.k8s\.policy`,
-	`app\.kubernetes\.io`, `!io\.kubernetes`, `!kubernetes\.io`, `!statefulset\.kubernetes\.io/pod-name`,
-	`!apps\.kubernetes\.io/pod-index`, `!batch\.kubernetes\.io/job-completion-index`, `!batch\.kubernetes\.io/controller-uid`,
-	`!.*beta\.kubernetes\.io`, `!k8s\.io`, `!pod-template-generation`, `!pod-template-hash`, `!controller-revision-hash`,
-	`!annotation.*`, `!controller-uid`, `!etcd_node`,
+	`reserved:.*`, `io\.kubernetes\.pod\.namespace`, `io\.cilium\.k8s\.namespace\.labels`, `io\.cilium\.k8s\.policy\.cluster`,
+	`io\.cilium\.k8s\.policy\.serviceaccount`, `app\.kubernetes\.io`, `!io\.kubernetes`, `!kubernetes\.io`,
+	`!statefulset\.kubernetes\.io/pod-name`, `!apps\.kubernetes\.io/pod-index`, `!batch\.kubernetes\.io/job-completion-index`,
+	`!batch\.kubernetes\.io/controller-uid`, `!topology\.kubernetes\.io`, `!.*beta\.kubernetes\.io`, `!k8s\.io`,
+	`!pod-template-generation`, `!pod-template-hash`, `!controller-revision-hash`, `!annotation.*`, `!controller-uid`, `!etcd_node`,
 }
 
 // pattern is one rule of a [Filter]: keys of a source that begin with what the expression matches.
@@ -36,7 +37,7 @@ type Filter struct {
 // NewFilter returns the default filter with more patterns: [source:][!]expression, where the source "any" is the same as
 // none, "!" excludes, and the regular expression is matched against the beginning of a label's key. Once a pattern of
 // these includes, labels that none includes are not taken. Of the patterns that match one key, the longest match that
-// includes counts against the shortest that excludes, and wins a tie.
+// includes counts against the shortest that excludes, and loses a tie: so the defaults can be excluded.
 func NewFilter(patterns ...string) (Filter, error) {
 	var f Filter
 	for i, text := range append(append([]string(nil), defaultPatterns...), patterns...) {
@@ -72,7 +73,7 @@ func parsePattern(text string) (p pattern, err error) {
 
 // Takes reports whether a label is one that makes an identity.
 func (f Filter) Takes(l Label) bool {
-	include, exclude := 0, 0
+	include, exclude := 0, 0 // a match of nothing is none
 	for _, p := range f.patterns {
 		if p.source != "" && p.source != l.Source {
 			continue
@@ -86,7 +87,7 @@ func (f Filter) Takes(l Label) bool {
 			include = at[1]
 		}
 	}
-	return (!f.listed || include > 0) && include >= exclude
+	return include > exclude || !f.listed && exclude == 0
 }
 
 // Workload is what of a workload its identity follows from.
@@ -123,9 +124,12 @@ func (f Filter) Labels(w Workload) (Labels, error) {
 	}
 	for _, l := range []Label{
 		{SourceK8s, LabelCluster, w.Cluster}, {SourceK8s, LabelNamespace, w.Namespace},
-		{SourceK8s, LabelNamespaceName, w.Namespace}, {SourceK8s, LabelServiceAccount, w.ServiceAccount},
+		{SourceK8s, LabelServiceAccount, w.ServiceAccount}, {SourceK8s, LabelNamespaceName, w.Namespace},
 	} {
-		if l.Key != LabelServiceAccount || l.Value != "" {
+		switch {
+		case l.Key == LabelServiceAccount && l.Value == "":
+		case l.Key == LabelNamespaceName && !f.Takes(l): // a label of the namespace like others
+		default:
 			set = append(set, l)
 		}
 	}

@@ -3,6 +3,7 @@
 package identity
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -18,6 +19,9 @@ func mustFilter(t *testing.T, patterns ...string) Filter {
 
 func TestFilterTakes(t *testing.T) {
 	always := []string{LabelNamespace, LabelNamespaceName, LabelCluster, LabelServiceAccount}
+	without := func(key string) []string {
+		return slices.DeleteFunc(slices.Clone(always), func(k string) bool { return k == key })
+	}
 	for _, v := range []struct {
 		name           string
 		patterns       []string
@@ -27,14 +31,21 @@ func TestFilterTakes(t *testing.T) {
 			[]string{"app", "app.kubernetes.io/name", "io.cilium.k8s.namespace.labels.team", "k8sXio", "zone"},
 			[]string{"pod-template-hash", "controller-revision-hash", "statefulset.kubernetes.io/pod-name", "controller-uid",
 				"apps.kubernetes.io/pod-index", "batch.kubernetes.io/controller-uid", "kubernetes.io/hostname", "io.kubernetes.x",
-				"k8s.io/cluster", "failure-domain.beta.kubernetes.io/zone", "annotation.x", "etcd_node", "pod-template-generation"}},
+				"k8s.io/cluster", "topology.kubernetes.io/zone", "batch.kubernetes.io/job-completion-index", "failure-domain.beta.kubernetes.io/zone", "annotation.x", "etcd_node", "pod-template-generation"}},
 		{"one more excluded", []string{"k8s:!zone"}, []string{"app"}, []string{"zone", "zone-a", "pod-template-hash"}},
 		{"of another source", []string{"container:!zone"}, []string{"zone"}, nil},
 		{"one included", []string{"k8s:app$"}, []string{"app", "app.kubernetes.io/name"}, []string{"apple", "zone", "pod-template-hash"}},
 		{"the longer included", []string{"!team", "team-a"}, []string{"team-a"}, []string{"team", "team-b"}},
+		{"a default excluded", []string{`!app\.kubernetes\.io`}, []string{"app"}, []string{"app.kubernetes.io/name"}},
+		{"the namespace's labels excluded", []string{`!io\.cilium\.k8s\.namespace\.labels`}, []string{"app"},
+			[]string{LabelNamespaceName, "io.cilium.k8s.namespace.labels.team"}},
 	} {
 		f := mustFilter(t, v.patterns...)
-		for _, key := range append(v.taken, always...) {
+		here := always
+		if slices.Contains(v.ignored, LabelNamespaceName) {
+			here = without(LabelNamespaceName)
+		}
+		for _, key := range append(v.taken, here...) {
 			if !f.Takes(Label{Source: SourceK8s, Key: key}) {
 				t.Errorf("%s: %s is left out", v.name, key)
 			}
@@ -64,6 +75,11 @@ func TestLabelsOfAWorkload(t *testing.T) {
 		"k8s:io.cilium.k8s.policy.serviceaccount=web;k8s:io.kubernetes.pod.namespace=shop;"
 	if err != nil || got.String() != want {
 		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+	got, err = mustFilter(t, `!io\.cilium\.k8s\.namespace\.labels`, "!io.cilium.k8s.policy").Labels(w)
+	const least = "k8s:app=web;k8s:io.cilium.k8s.policy.cluster=east;k8s:io.cilium.k8s.policy.serviceaccount=web;k8s:io.kubernetes.pod.namespace=shop;"
+	if err != nil || got.String() != least {
+		t.Errorf("without labels of the namespace: got %q, %v, want %q", got, err, least)
 	}
 	for _, bad := range []Label{
 		{Key: "reserved:host"}, {Key: "$host"}, {Key: "a=b"}, {Key: "a;b"}, {Key: ""}, {Key: "a", Value: "b;c"}, {Key: "u", Value: "http://h"},

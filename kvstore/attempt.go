@@ -87,11 +87,12 @@ func (c *Client) attemptBatch(ctx context.Context, f Fence, attempts []Attempt) 
 	return results, nil
 }
 
-// op is the attempt as a transaction within another one. That no key of a
+// op is the attempt, and more with it, as a transaction within another one. That no key of a
 // range has a value etcd can only compare where there are keys at all, so that
 // it takes two comparisons in turn.
-func (a Attempt) op() (clientv3.Op, error) {
+func (a Attempt) op(more ...clientv3.Op) (clientv3.Op, error) {
 	as, do := transaction(a)
+	do = append(do, more...)
 	none, ok, err := a.none()
 	if err != nil || !ok {
 		return clientv3.OpTxn(as, do, nil), err

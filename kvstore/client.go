@@ -74,6 +74,7 @@ type Client struct {
 	expiry  *expiry
 	status  *clientStatus
 	turns   turns
+	leases  *lockLeases
 	overdue overdue
 
 	// pagedOnly is set when the server does not know streamed ranges, until
@@ -88,7 +89,7 @@ func Dial(cfg Config, log *slog.Logger) (*Client, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	c := &Client{cfg: cfg, log: log, limiter: newLimiter(cfg), status: newClientStatus(), expiry: &expiry{log: log}}
+	c := &Client{cfg: cfg, log: log, limiter: newLimiter(cfg), status: newClientStatus(), expiry: &expiry{log: log}, leases: newLockLeases()}
 	c.prober = &prober{probe: c.Probe}
 	c.history = &history{observer: c.status}
 	c.dialer = newDialer(cfg.HostAliases, c)
@@ -177,7 +178,9 @@ func (c *Client) failed(err error) { c.status.unconnected(err) }
 func (c *Client) Close() error {
 	c.expiry.stop()
 	c.overdue.stop()
-	return c.etcd.Close()
+	err := c.etcd.Close()
+	c.leases.stop()
+	return err
 }
 
 // Get reads one key. ok tells whether it exists.

@@ -17,9 +17,9 @@ type Leadership struct{ *Lock }
 
 // Campaign puts oneself forward as leader of a path and waits, as long as ctx
 // lives, until one is. The leadership must be given up with Resign; it ends
-// with its lease, as that of a lock does.
+// with its lease, which it has for itself.
 func (c *Client) Campaign(ctx context.Context, path string, value []byte) (*Leadership, error) {
-	l, err := c.acquire(ctx, path, value)
+	l, err := c.acquire(ctx, path, value, true)
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +29,7 @@ func (c *Client) Campaign(ctx context.Context, path string, value []byte) (*Lead
 // Proclaim changes the leader's value. It returns ErrLockLost if one is not
 // the leader any more.
 func (l *Leadership) Proclaim(ctx context.Context, value []byte) error {
-	return l.Txn(ctx, Op{Kind: OpPut, Key: l.key, Value: value, Lease: l.session.Lease()})
+	return l.Txn(ctx, Op{Kind: OpPut, Key: l.key, Value: value, Lease: l.lease.Lease()})
 }
 
 // Resign gives the leadership up, as Unlock does a lock.

@@ -81,7 +81,7 @@ func TestElection(t *testing.T) {
 		t.Error(err)
 	}
 	// It goes on although the leader is not asked: its lease is gone.
-	revoke(t, e, clientv3.LeaseID(first.session.Lease()))
+	revoke(t, e, clientv3.LeaseID(first.lease.Lease()))
 	if err := later.wait(t); err != nil {
 		t.Fatal(err)
 	}

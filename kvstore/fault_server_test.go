@@ -46,7 +46,7 @@ func TestFaultLeaderKilled(t *testing.T) {
 		leader := cluster.Leader(t)
 		want["new"] = fmt.Sprint(i)
 		leader.Put(t, "p/new", want["new"])
-		slowest = max(slowest, eventually(t, 5*time.Second, func() error { return r.equals(want) }))
+		slowest = max(slowest, eventually(t, allowed(5*time.Second), func() error { return r.equals(want) }))
 		r.noDeletes(t, "after the leader's death")
 		old.Restart(t)
 		time.Sleep(figure(0, 4*time.Second))
@@ -79,8 +79,8 @@ func TestFaultMinority(t *testing.T) {
 	before := maps.Clone(want)
 	want["new"] = "1"
 	cluster.Leader(t).Put(t, "p/new", "1")
-	took := eventually(t, 5*time.Second, func() error { return free.equals(want) })
-	eventually(t, 10*time.Second, dead(there))
+	took := eventually(t, allowed(5*time.Second), func() error { return free.equals(want) })
+	eventually(t, allowed(10*time.Second), dead(there))
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	if kv, ok, err := alone.Get(ctx, "p/new"); err == nil {
@@ -163,10 +163,11 @@ func TestFaultWriterSuspended(t *testing.T) {
 	r.is(t, map[string]string{})
 	time.Sleep(figure(0, 10*time.Second))
 	signal(syscall.SIGCONT)
-	took := eventually(t, suspendedTTL, func() error { return r.equals(want) })
+	took := eventually(t, allowed(suspendedTTL), func() error { return r.equals(want) })
 	time.Sleep(figure(time.Second, 10*time.Second))
 	r.is(t, want)
-	if events := r.take(); len(events) != 2*len(want) {
+	// On a busy machine the writer may lose its lease once more.
+	if events := r.take(); len(events) != 2*len(want) && (fullFaults || len(events) < 2*len(want)) {
 		t.Errorf("%d events for %d keys: %q", len(events), len(want), events)
 	}
 	t.Logf("the keys were back after %v", took)
@@ -260,10 +261,11 @@ func testTooManyRequests(t *testing.T) {
 	start(t, func(ctx context.Context) error { return w.Run(ctx, c) })
 	told(t, w, c, "too many requests")
 	time.Sleep(figure(time.Second, 10*time.Second))
+	begin := time.Now()
 	i.called()
-	span := figure(time.Second, 20*time.Second)
-	time.Sleep(span)
-	if n := i.called(); float64(n) > 5*span.Seconds() {
+	time.Sleep(figure(time.Second, 20*time.Second))
+	n := i.called()
+	if span := time.Since(begin); float64(n) > 5*span.Seconds() {
 		t.Errorf("%d calls in %v of a server that has too many", n, span)
 	}
 	i.refusing(nil)

@@ -81,6 +81,11 @@ func fillMany(t testing.TB, e keys, n int, value string) map[string]string {
 	return want
 }
 
+// allowed is how long something may take that weft is wanted to do within full.
+// On a machine that others use, that says nothing about weft: the full form
+// alone insists on it.
+func allowed(full time.Duration) time.Duration { return figure(max(full, 2*testTimeout), full) }
+
 // eventually is Eventually with a limit of the test's own, returning how long it
 // took.
 func eventually(t testing.TB, within time.Duration, cond func() error) time.Duration {

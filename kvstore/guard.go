@@ -55,11 +55,29 @@ func (l *Lock) Delete(ctx context.Context, key string) error {
 // not held, and ErrExists where a key to be created exists, or one is not
 // absent, equal or unchanged as ops want it. With any other error it may have been
 // done or not.
-func (l *Lock) Txn(ctx context.Context, ops ...Op) error {
-	if err := l.session.Err(); err != nil {
+func (l *Lock) Txn(ctx context.Context, ops ...Op) error { return l.txn(ctx, ops, nil) }
+
+// Finish does what Txn does, and gives the lock back at the same revision.
+// After an error the lock has still to be given back with Unlock, which does
+// nothing otherwise.
+func (l *Lock) Finish(ctx context.Context, ops ...Op) error {
+	l.giving.Lock()
+	defer l.giving.Unlock()
+	if err := l.txn(ctx, ops, []clientv3.Op{clientv3.OpDelete(l.key)}); err != nil {
+		return err
+	}
+	l.over(errLockGiven)
+	l.left, l.given = true, true
+	_, _ = l.c.leases.leave(ctx, l.c, l.lease) // there is nothing under it that could stay
+	return nil
+}
+
+// txn does ops, and more if they can be done.
+func (l *Lock) txn(ctx context.Context, ops []Op, more []clientv3.Op) error {
+	if err := l.err(); err != nil {
 		return l.lost(ops, err)
 	}
-	do, err := Attempt(ops).op()
+	do, err := Attempt(ops).op(more...)
 	if err != nil {
 		return err
 	}
@@ -74,7 +92,8 @@ func (l *Lock) Txn(ctx context.Context, ops ...Op) error {
 		return fmt.Errorf("write %s under lock %s: %w", keysOf(ops), l.path, l.c.explain(err))
 	case !resp.Succeeded:
 		err := fmt.Errorf("%s is gone", l.key)
-		l.session.over(err)
+		l.c.leases.retire(l.lease) // who took the key may have put it again
+		l.over(err)
 		return l.lost(ops, err)
 	case !Attempt(ops).done(resp.Responses[0].GetResponseTxn()):
 		return fmt.Errorf("write %s under lock %s: %w", keysOf(ops), l.path, ErrExists)

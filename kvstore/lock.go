@@ -26,7 +26,8 @@ const (
 // Lock is a lock that is held, by the protocol of etcd's own concurrency
 // package: whoever wants the lock of a path puts <path>/<lease id in hex>
 // under a lease of its own, and the key with the lowest create revision holds
-// it. A lease that ends takes the key with it.
+// it. A lease that ends takes the key with it. The locks of one Client have one
+// lease in common.
 //
 // Holding it means nothing by itself, since a holder can be suspended at any
 // instant and find out late that another one took its place. So what the lock
@@ -37,9 +38,19 @@ type Lock struct {
 	c        *Client
 	path     string
 	key      string
-	revision int64 // in which key was created
-	session  *Session
+	revision int64 // in which key was created; 0: not known to have been
+	lease    *lockLease
+
+	ctx  context.Context // ends with the lock, its cause is why
+	over context.CancelCauseFunc
+
+	giving sync.Mutex // held by Unlock
+	left   bool       // the lease is not this lock's any more; guarded by giving
+	given  bool       // nothing is left to tell etcd; guarded by giving
 }
+
+// errLockGiven is why a Lock that was given back is over.
+var errLockGiven = errors.New("the lock was given back")
 
 // Lock waits for the lock of a path, 1 min unless the configuration says
 // otherwise. Those of this Client that wait for the same one do so in the
@@ -48,20 +59,21 @@ type Lock struct {
 func (c *Client) Lock(ctx context.Context, path string) (*Lock, error) {
 	bounded, cancel := context.WithTimeout(ctx, c.cfg.LockTimeout)
 	defer cancel()
-	return c.acquire(bounded, path, nil)
+	return c.acquire(bounded, path, nil, false)
 }
 
-// acquire waits for the lock of a path as long as ctx lives.
-func (c *Client) acquire(ctx context.Context, path string, value []byte) (*Lock, error) {
+// acquire waits for the lock of a path as long as ctx lives. One that has its
+// lease alone ends with that.
+func (c *Client) acquire(ctx context.Context, path string, value []byte, alone bool) (*Lock, error) {
 	leave, err := c.turns.await(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: wait for others in this process: %w", path, err)
 	}
 	var pause backoff
 	for {
-		l, err := c.contend(ctx, path, value)
+		l, err := c.contend(ctx, path, value, alone)
 		if err == nil {
-			context.AfterFunc(l.session.ctx, leave)
+			context.AfterFunc(l.ctx, leave)
 			return l, nil
 		}
 		// An outage is no reason to stop waiting, nor is a lease lost in it.
@@ -74,25 +86,26 @@ func (c *Client) acquire(ctx context.Context, path string, value []byte) (*Lock,
 
 // contend puts a key for the lock and waits until its turn has come. On an
 // error nothing of it stays, or only until its lease ends.
-func (c *Client) contend(ctx context.Context, path string, value []byte) (*Lock, error) {
+func (c *Client) contend(ctx context.Context, path string, value []byte, alone bool) (*Lock, error) {
 	if err := c.waitReady(ctx); err != nil {
 		return nil, c.explain(err)
 	}
-	s, err := c.OpenSession(ctx, c.cfg.LockTTL)
+	lease, err := c.leases.lease(ctx, c, alone)
 	if err != nil {
 		return nil, err
 	}
-	l := &Lock{c: c, path: path, key: path + "/" + s.Lease().String(), session: s}
+	l := &Lock{c: c, path: path, key: path + "/" + lease.Lease().String(), lease: lease}
+	l.ctx, l.over = context.WithCancelCause(lease.ctx)
 	err = l.await(ctx, value)
 	if err == nil {
 		return l, nil
 	}
-	if lost := s.Err(); lost != nil {
+	if lost := l.err(); lost != nil {
 		err = lost
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), revokeTimeout)
 	defer cancel()
-	_ = s.Close(ctx) // or the lease ends by itself
+	_ = l.Unlock(ctx) // or the lease ends by itself
 	return nil, err
 }
 
@@ -101,7 +114,7 @@ func (c *Client) contend(ctx context.Context, path string, value []byte) (*Lock,
 func (l *Lock) await(ctx context.Context, value []byte) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(l.session.ctx, cancel)()
+	defer context.AfterFunc(l.ctx, cancel)()
 	var (
 		pause  backoff
 		holder string
@@ -144,18 +157,23 @@ func permanent(err error) bool {
 // or which key does.
 func (l *Lock) try(ctx context.Context, value []byte, holder *string) (held bool, err error) {
 	if err := l.c.waitReady(ctx); err != nil {
-		return false, err
+		return false, l.c.explain(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	first := clientv3.OpGet(l.path+"/", clientv3.WithFirstCreate()...)
 	resp, err := l.c.etcd.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(l.key), "=", 0)).
-		Then(clientv3.OpPut(l.key, string(value), clientv3.WithLease(clientv3.LeaseID(l.session.Lease()))), first).
+		Then(clientv3.OpPut(l.key, string(value), clientv3.WithLease(clientv3.LeaseID(l.lease.Lease()))), first).
 		Else(clientv3.OpGet(l.key), first).
 		Commit()
 	if err != nil {
-		return false, l.c.leaseError("put "+l.key+" under", l.session.Lease(), err)
+		l.c.leases.retire(l.lease) // the key may come to be there at any time
+		err = l.c.leaseError("put "+l.key+" under", l.lease.Lease(), err)
+		if errors.Is(err, ErrLeaseLost) {
+			l.lease.over(err)
+		}
+		return false, err
 	}
 	l.revision = resp.Header.Revision
 	for _, own := range resp.Responses[0].GetResponseRange().GetKvs() {
@@ -210,18 +228,75 @@ func (l *Lock) Revision() int64 { return l.revision }
 
 // Lost is closed when the lock is not held any more: it was given back, its
 // lease was lost, or a write found it gone.
-func (l *Lock) Lost() <-chan struct{} { return l.session.Done() }
+func (l *Lock) Lost() <-chan struct{} { return l.ctx.Done() }
 
 // Held reports whether the lock is held as far as can be known without asking
 // etcd.
-func (l *Lock) Held() bool { return l.session.Err() == nil }
+func (l *Lock) Held() bool { return l.err() == nil }
+
+// err returns nil while the lock is held, and then why it is not. As the
+// session's, it looks at the clock.
+func (l *Lock) err() error {
+	if err := l.lease.Err(); err != nil {
+		return err
+	}
+	return context.Cause(l.ctx)
+}
 
 // Unlock gives the lock back; what it was for has been done. An error means
 // that etcd could not be told, and that the next one has to wait until the
 // lease ends; it may be tried again.
 func (l *Lock) Unlock(ctx context.Context) error {
-	if err := l.session.Close(ctx); err != nil {
+	l.giving.Lock()
+	defer l.giving.Unlock()
+	if l.given {
+		return nil
+	}
+	// Those of this process have their turn after the key is gone: they would
+	// take it for their own.
+	defer l.over(errLockGiven)
+	if err := l.give(ctx); err != nil {
 		return fmt.Errorf("unlock %s: %w", l.path, err)
+	}
+	l.given = true
+	return nil
+}
+
+// give deletes the key, by itself or with its lease. The caller holds giving.
+func (l *Lock) give(ctx context.Context) error {
+	leases := l.c.leases
+	switch {
+	case l.left && leases.endsWith(l.lease, 0): // an earlier attempt failed
+		return l.lease.Close(ctx)
+	case l.left:
+		return l.deleteKey(ctx)
+	case leases.endsWith(l.lease, 1):
+		l.left = true
+		_, err := leases.leave(ctx, l.c, l.lease)
+		return err
+	}
+	l.left = true
+	err := l.deleteKey(ctx)
+	if err != nil {
+		leases.retire(l.lease)
+	}
+	if ended, _ := leases.leave(ctx, l.c, l.lease); ended {
+		return nil
+	}
+	return err
+}
+
+// deleteKey deletes the key, unless another lock of this Client has put it
+// since. That cannot be while it is not known whether this one did.
+func (l *Lock) deleteKey(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	var own []clientv3.Cmp
+	if l.revision != 0 {
+		own = append(own, clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.revision))
+	}
+	if _, err := l.c.etcd.Txn(ctx).If(own...).Then(clientv3.OpDelete(l.key)).Commit(); err != nil {
+		return fmt.Errorf("delete %s: %w", l.key, l.c.explain(err))
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ func mustLock(t *testing.T, c *Client, path string) *Lock {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(l.session.Orphan)
+	t.Cleanup(l.lease.Orphan)
 	return l
 }
 
@@ -72,7 +72,7 @@ func TestLockWritesAndUnlocks(t *testing.T) {
 	e := testutil.StartEtcd(t)
 	c := mustDial(t, e, unlimited)
 	l := mustLock(t, c, lockPath)
-	if value, ok := e.Get(t, fmt.Sprintf("%s/%x", lockPath, int64(l.session.Lease()))); !ok || value != "" {
+	if value, ok := e.Get(t, fmt.Sprintf("%s/%x", lockPath, int64(l.lease.Lease()))); !ok || value != "" {
 		t.Errorf("the lock key has value %q, exists: %v", value, ok)
 	}
 	lease, revision := leaseOf(t, e, l.Key())
@@ -98,7 +98,7 @@ func TestLockWritesAndUnlocks(t *testing.T) {
 	mustUnlock(t, l)
 	mustUnlock(t, l)
 	ends(t, "the lock", l.Lost())
-	holds(t, e, map[string]string{"b": "1", "c": "1"}) // d was under the lock's own lease
+	holds(t, e, map[string]string{"b": "1", "c": "1", "d": "1"}) // under the lease that the locks have in common
 	if l.Held() || exists(t, e, l.Key()) {
 		t.Error("the lock is held after it was given back")
 	}
@@ -208,7 +208,7 @@ func TestLockQueuesInProcess(t *testing.T) {
 // nothing: etcd itself compares.
 func TestLockLostUnnoticed(t *testing.T) {
 	for name, take := range map[string]func(*testing.T, *testutil.Etcd, *Lock){
-		"lease revoked": func(t *testing.T, e *testutil.Etcd, l *Lock) { revoke(t, e, clientv3.LeaseID(l.session.Lease())) },
+		"lease revoked": func(t *testing.T, e *testutil.Etcd, l *Lock) { revoke(t, e, clientv3.LeaseID(l.lease.Lease())) },
 		"key deleted":   func(t *testing.T, e *testutil.Etcd, l *Lock) { e.Delete(t, l.Key()) },
 		"key put again": func(t *testing.T, e *testutil.Etcd, l *Lock) {
 			e.Delete(t, l.Key())
@@ -243,7 +243,7 @@ func TestLockLostGoesToTheNext(t *testing.T) {
 	e := testutil.StartEtcd(t)
 	c := mustDial(t, e, unlimited, shortLocks)
 	lost := mustLock(t, c, lockPath)
-	revoke(t, e, clientv3.LeaseID(lost.session.Lease()))
+	revoke(t, e, clientv3.LeaseID(lost.lease.Lease()))
 	next := mustLock(t, c, lockPath)
 	if err := next.Put(t.Context(), "p/a", []byte("next")); err != nil {
 		t.Error(err)
@@ -395,7 +395,7 @@ func TestLockHasOneHolder(t *testing.T) {
 						return
 					}
 					for range 10 { // the believer does not look at Held or Lost
-						err := l.Put(t.Context(), "p/guarded", []byte(l.Key()))
+						err := l.Put(t.Context(), "p/guarded", fmt.Appendf(nil, "%s@%d", l.Key(), l.Revision()))
 						switch {
 						case err == nil:
 							writes.Add(1)
@@ -472,7 +472,7 @@ func checkGuarded(t *testing.T, e *testutil.Etcd) (writes, holders int64) {
 				t.Fatal(err)
 			}
 			writer := string(ev.Kv.Value)
-			if len(holder.Kvs) == 0 || string(holder.Kvs[0].Key) != writer {
+			if len(holder.Kvs) == 0 || fmt.Sprintf("%s@%d", holder.Kvs[0].Key, holder.Kvs[0].CreateRevision) != writer {
 				t.Fatalf("%s wrote at revision %d, when the holder was %v", writer, ev.Kv.ModRevision, holder.Kvs)
 			}
 			if writer != last {

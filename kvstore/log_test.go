@@ -90,7 +90,7 @@ func TestLeasesAreLogged(t *testing.T) {
 	}
 	keys, _ := leaseOf(t, e, "p/a")
 	j.has(t, 1, "level=INFO", "etcd lease granted", "lease="+LeaseID(keys).String(), "ttl=15m0s")
-	j.has(t, 1, "level=INFO", "etcd lease granted", "lease="+lock.session.Lease().String(), "ttl=25s")
+	j.has(t, 1, "level=INFO", "etcd lease granted", "lease="+lock.lease.Lease().String(), "ttl=25s")
 	revoke(t, e, keys)
 	w.Set("p/b", []byte("1"))
 	holds(t, e, map[string]string{"a": "1", "b": "1"})

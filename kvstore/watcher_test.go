@@ -363,18 +363,19 @@ func (g *gate) shut() { g.proxy.Refuse() }
 // An etcd to which nobody writes is not taken for one that hangs, though it
 // has no progress to tell of.
 func TestWatcherOfAnIdleEtcd(t *testing.T) {
+	t.Parallel()
 	e := testutil.StartEtcd(t)
 	want := fill(t, e, 10)
 	r := newRecorder()
 	w := NewWatcher("p/", r.deliver)
-	c := mustDial(t, e, func(c *Config) { c.LivenessTimeout = 900 * time.Millisecond })
+	c := mustDial(t, e, func(c *Config) { c.LivenessTimeout = 3 * time.Second })
 	r.awaitStart(t, w, c, want)
 	live := time.Now()
 	testutil.Eventually(t, testTimeout, func() error {
 		if s := w.Status(); !s.Live || s.LastError != nil {
 			t.Fatalf("status %+v", s)
 		}
-		if time.Since(live) < 3*c.cfg.LivenessTimeout {
+		if time.Since(live) < 2*c.cfg.LivenessTimeout {
 			return errors.New("it has not been idle for long enough")
 		}
 		return nil

@@ -168,12 +168,14 @@ func TestWriterMeetsALostLease(t *testing.T) {
 // The lease is kept alive beyond its time, and left at the end.
 // mechanism: C13
 func TestWriterKeepsItsLease(t *testing.T) {
+	t.Parallel()
+	const ttl = 3 * time.Second
 	e := testutil.StartEtcd(t)
-	w, run := mustWrite(t, mustDial(t, e), WriterConfig{TTL: time.Second})
+	w, run := mustWrite(t, mustDial(t, e), WriterConfig{TTL: ttl})
 	w.Set("p/a", []byte("1"))
 	holds(t, e, map[string]string{"a": "1"})
 	lease, before := leaseOf(t, e, "p/a")
-	for end := time.Now().Add(2500 * time.Millisecond); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(ttl * 3 / 2); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if _, now := leaseOf(t, e, "p/a"); now != before {
 			t.Fatalf("p/a is at revision %d, was at %d", now, before)
 		}
@@ -181,9 +183,9 @@ func TestWriterKeepsItsLease(t *testing.T) {
 	if err := run.stop(); err != nil {
 		t.Error(err)
 	}
-	ttl, err := e.Client().TimeToLive(t.Context(), lease)
-	if err != nil || ttl.TTL < 0 {
-		t.Errorf("the lease has %d s left: %v", ttl.TTL, err)
+	left, err := e.Client().TimeToLive(t.Context(), lease)
+	if err != nil || left.TTL < 0 {
+		t.Errorf("the lease has %d s left: %v", left.TTL, err)
 	}
 }
 

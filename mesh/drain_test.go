@@ -100,10 +100,10 @@ func TestFaultDrain(t *testing.T) {
 	if len(left) < figure(0, 3) || len(left) > 0 && left[len(left)-1] >= n || !slices.IsSortedFunc(left, func(a, b int) int { return b - a }) {
 		t.Errorf("the drain has not been seen as it goes: %v", left)
 	}
-	if took > 10*time.Second {
+	if fullFaults && took > 10*time.Second {
 		t.Errorf("the drain took %v", took)
 	}
-	if p50 := percentile(draining, 50); p50 > 10*percentile(idle, 99)+100*time.Millisecond {
+	if p50 := percentile(draining, 50); fullFaults && p50 > 10*percentile(idle, 99)+100*time.Millisecond {
 		t.Errorf("meanwhile, another cluster's changes took %v", p50)
 	}
 	w.awaitIPs(fmt.Sprintf("10.3.77.1/32 %d via 172.18.7.1 by 3 ip", 3<<16+300+w.changes%60_000))

@@ -176,8 +176,7 @@ func (c *churn) removeAll() {
 //
 // mechanism: I2, I3
 // lesson: X6
-func TestFaultReconnects(t *testing.T) {
-	t.Parallel()
+func TestFaultReconnects(t *testing.T) { // not beside others, whose memory would count
 	identities := figure(3000, 500)
 	west := newWest(t)
 	west.fill(identities, func(i int) (string, string) {
@@ -211,9 +210,13 @@ func TestFaultReconnects(t *testing.T) {
 		t.Errorf("the relists have changed %d addresses", len(changes))
 	}
 	// What a connection knows of them takes some 100 bytes of memory each.
-	after := heap()
-	t.Logf("heap %d KiB, after %d more connections %d KiB", before>>10, reconnects-reconnects/5, after>>10)
-	if after > before+figure[uint64](4<<20, 8<<20) {
-		t.Errorf("heap %d KiB, before %d KiB", after>>10, before>>10)
-	}
+	const more = 8 << 20
+	testutil.Eventually(t, soon, func() error { // what the last connections needed goes with their goroutines
+		after := heap()
+		if after > before+more {
+			return fmt.Errorf("heap %d KiB, before %d KiB", after>>10, before>>10)
+		}
+		t.Logf("heap %d KiB, after %d more connections %d KiB", before>>10, reconnects-reconnects/5, after>>10)
+		return nil
+	})
 }

@@ -45,7 +45,7 @@ func TestFaultIsolation(t *testing.T) {
 		must(t, os.Rename(filepath.Join(w.dir, ".west"), w.file("west")))
 		took := w.propagation(south, changes)
 		t.Logf("beside one that is %s: p50 %v, p99 %v", fault.name, percentile(took, 50), percentile(took, 99))
-		if p50 := percentile(took, 50); p50 > 10*percentile(idle, 99)+100*time.Millisecond {
+		if p50 := percentile(took, 50); fullFaults && p50 > 10*percentile(idle, 99)+100*time.Millisecond {
 			t.Errorf("beside one that is %s, changes took %v, alone %v", fault.name, p50, percentile(idle, 50))
 		}
 		end()
@@ -131,7 +131,7 @@ func TestFaultManyClusters(t *testing.T) {
 	perCluster := float64(runtime.NumGoroutine()-goroutines) / float64(clusters)
 	heap := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) >> 20
 	t.Logf("%d clusters ready in %v; %.0f goroutines each, those of the etcd in this process included; %d MiB of heap", clusters, took, perCluster, heap)
-	if took > figure(time.Minute, 100*time.Second) || perCluster > 150 || heap > 400 {
+	if fullFaults && took > 100*time.Second || perCluster > 150 || heap > 400 {
 		t.Errorf("%v, %.0f goroutines each, %d MiB", took, perCluster, heap)
 	}
 }

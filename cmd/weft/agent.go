@@ -177,7 +177,8 @@ func (a *agent) addEndpoints() (err error) {
 	}
 	if a.writer != nil {
 		a.allocator, err = endpoint.NewAllocator(endpoint.AllocatorConfig{
-			Client: a.client, ClusterID: cfg.ClusterID, Layout: a.cfg.layout, HostIP: cfg.HostIP, Observe: a.writer.Observe,
+			Client: a.client, ClusterName: cfg.ClusterName, ClusterID: cfg.ClusterID, Layout: a.cfg.layout, StateDir: a.cfg.stateDir,
+			HostIP: cfg.HostIP, Observe: a.writer.Observe,
 			Log: a.log.With("task", "identities"),
 		})
 		if err != nil {

@@ -122,7 +122,7 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.BoolVar(&o.kubernetes, "kubernetes", false, "take the pods of this node from the Kubernetes API, where the node has the name --node-name")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
 		"`file` that says where the Kubernetes API is (default: the service account of the agent's own pod)")
-	flags.StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` of what is to be known after a restart: the endpoints that were added")
+	flags.StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` of what is to be known after a restart: endpoints that were added, identities that were allocated")
 	flags.Var(&list[string]{&o.labels, parseLabelPattern, func(s string) string { return s }, "labels", false}, "labels",
 		"`patterns` of labels that make an identity, in addition to the defaults: k8s:key to take labels so named alone, k8s:!key to leave them out")
 	flags.StringVar(&o.endpointsDir, "endpoints-dir", "", "`directory` of YAML files that declare the workloads of this node")
