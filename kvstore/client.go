@@ -174,13 +174,13 @@ func (c *Client) disconnected(conn connection) { c.status.disconnected(conn) }
 // failed is told by the dialer of each attempt to connect that came to nothing.
 func (c *Client) failed(err error) { c.status.unconnected(err) }
 
-// Close ends all connections; what is under way fails.
+// Close ends all connections; what is under way fails. The lease of locks that
+// were given back is revoked if etcd answers at once.
 func (c *Client) Close() error {
 	c.expiry.stop()
 	c.overdue.stop()
-	err := c.etcd.Close()
-	c.leases.stop()
-	return err
+	c.leases.close(c.etcd.ActiveConnection().GetState() == connectivity.Ready)
+	return c.etcd.Close()
 }
 
 // Get reads one key. ok tells whether it exists.

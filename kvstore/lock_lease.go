@@ -142,10 +142,15 @@ func (q *lockLeases) end(l *lockLease) {
 	}
 }
 
-// stop stops the timer of a Client that is closed. The lease ends by itself.
-func (q *lockLeases) stop() {
+// close ends the common lease of a Client that is about to be closed, if no
+// lock has it, and, where etcd is away, leaves it to end by itself.
+func (q *lockLeases) close(reachable bool) {
 	q.mu.Lock()
 	q.busy()
+	l := q.common
 	q.mu.Unlock()
+	if l != nil && reachable {
+		q.end(l)
+	}
 	q.ending.Wait()
 }

@@ -171,19 +171,20 @@ func TestCloseRevokesThenEnds(t *testing.T) {
 	w, run := mustWrite(t, c, WriterConfig{RevokeOnClose: true})
 	w.Set("p/a", []byte("1"))
 	holds(t, e, map[string]string{"a": "1"})
-	lock, err := c.Lock(t.Context(), lockPath)
+	locker := dialAt(t, []string{e.Endpoint()})
+	lock, err := locker.Lock(t.Context(), lockPath)
 	if err == nil {
 		err = lock.Unlock(t.Context())
 	}
 	if err == nil {
-		err = run.stop()
+		err = errors.Join(run.stop(), locker.Close())
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	holds(t, e, map[string]string{})
-	if s := c.Status(); s.Leases != 0 {
-		t.Errorf("%d leases are left", s.Leases)
+	if leases, err := c.Leases(t.Context()); err != nil || len(leases) != 0 || c.Status().Leases != 0 {
+		t.Errorf("leases %v are left, %d of them of the writer's, %v", leases, c.Status().Leases, err)
 	}
 
 	w, run = mustWrite(t, c, WriterConfig{RevokeOnClose: true})

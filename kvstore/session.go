@@ -91,6 +91,24 @@ func (s *Session) Put(ctx context.Context, key string, value []byte) error {
 	return err
 }
 
+// Create writes a key that lasts as long as the session, unless it exists, and
+// reports whether it did not. It returns ErrLeaseLost where the lease is.
+func (s *Session) Create(ctx context.Context, key string, value []byte) (created bool, err error) {
+	if err := s.Err(); err != nil {
+		return false, fmt.Errorf("create %s: %w", key, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	resp, err := s.c.etcd.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
+		Then(clientv3.OpPut(key, string(value), clientv3.WithLease(clientv3.LeaseID(s.id)))).
+		Commit()
+	if err = s.c.leaseError("create "+key+" under", s.id, err); errors.Is(err, ErrLeaseLost) {
+		s.over(err)
+	}
+	return err == nil && resp.Succeeded, err
+}
+
 // KeepAliveOnce renews the lease now.
 func (s *Session) KeepAliveOnce(ctx context.Context) error {
 	err := s.renew(ctx)

@@ -92,7 +92,7 @@ func newAgent(cfg agentConfig, env environment) (a *agent, err error) {
 			opened.close()
 		}
 	}()
-	for _, assemble := range []func() error{a.addKVStore, a.addSources, a.addEndpoints, a.addMesh, a.addDatapath} {
+	for _, assemble := range []func() error{a.addKVStore, a.addSources, a.addEndpoints, a.addHerald, a.addMesh, a.addDatapath} {
 		if err := assemble(); err != nil {
 			return nil, err
 		}
@@ -189,6 +189,25 @@ func (a *agent) addEndpoints() (err error) {
 	}
 	if a.endpoints, err = endpoint.New(cfg); err == nil {
 		a.tasks = append(a.tasks, a.endpoints)
+	}
+	return err
+}
+
+// addHerald has the cluster described where no operator does it.
+func (a *agent) addHerald() error {
+	if a.writer == nil || a.cfg.clusterID == 0 {
+		return nil
+	}
+	herald, err := endpoint.NewHerald(endpoint.HeraldConfig{
+		Client: a.client, ClusterName: a.cfg.clusterName, TTL: a.cfg.kvstoreLeaseTTL,
+		Config: identity.ClusterConfig{ID: uint32(a.cfg.clusterID), Capabilities: identity.Capabilities{
+			SyncedCanaries: true, MaxConnectedClusters: uint32(a.cfg.maxConnectedClusters),
+		}},
+		Prefixes:  []string{node.StatePrefix, service.StatePrefix, identity.StatePrefix, ipcache.StatePrefix},
+		Published: a.endpoints.Ready(), Flush: a.writer.Flush, Log: a.log.With("task", "cluster description"),
+	})
+	if err == nil {
+		a.tasks = append(a.tasks, herald)
 	}
 	return err
 }
