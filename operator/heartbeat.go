@@ -8,17 +8,16 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/kvstore"
 )
 
 const (
-	// HeartbeatKey tells readers of the cluster's etcd that it is written to.
-	HeartbeatKey      = "cilium/.heartbeat"
 	heartbeatInterval = time.Minute
 	heartbeatTimeout  = 25 * time.Second
 )
 
-// Heartbeat writes [HeartbeatKey] each minute, and at once when a term begins: readers give up on a cluster after two minutes
+// Heartbeat writes [identity.HeartbeatKey] each minute, and at once when a term begins: readers give up on a cluster after two minutes
 // without, which must not pass because a leader died.
 type Heartbeat struct {
 	loop  *Loop
@@ -50,7 +49,7 @@ func (h *Heartbeat) beat(ctx context.Context, t *Term) (Outcome, error) {
 		return Outcome{}, fmt.Errorf("heartbeat: %w", err)
 	}
 	value := time.Now().UTC().Format(time.RFC3339)
-	err := t.Txn(ctx, kvstore.Op{Kind: kvstore.OpPut, Key: HeartbeatKey, Value: []byte(value), Lease: h.lease})
+	err := t.Txn(ctx, kvstore.Op{Kind: kvstore.OpPut, Key: identity.HeartbeatKey, Value: []byte(value), Lease: h.lease})
 	if err != nil {
 		return Outcome{}, fmt.Errorf("heartbeat: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/internal/testutil"
 	"github.com/weftmesh/weft/kvstore"
 )
@@ -53,7 +54,7 @@ func TestElection(t *testing.T) {
 			}
 			return nil
 		})
-		kv, ok := etcd.Get(t, HeartbeatKey)
+		kv, ok := etcd.Get(t, identity.HeartbeatKey)
 		if _, err := time.Parse(time.RFC3339, kv); !ok || err != nil {
 			t.Errorf("heartbeat %q", kv)
 		}

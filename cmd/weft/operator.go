@@ -17,8 +17,12 @@ import (
 
 	"github.com/weftmesh/weft/api"
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/ipcache"
 	"github.com/weftmesh/weft/kvstore"
+	"github.com/weftmesh/weft/node"
 	"github.com/weftmesh/weft/operator"
+	"github.com/weftmesh/weft/service"
+	"github.com/weftmesh/weft/source"
 )
 
 const defaultOperatorSocket = "/run/weft/operator.sock"
@@ -62,6 +66,8 @@ type operatorOptions struct {
 	kubernetes           bool
 	kubeconfig           string
 	namespace            string
+	globalNamespaces     bool
+	canaryDelay          time.Duration
 	metricsAddress       netip.AddrPort
 	logLevel             slog.Level
 	gc                   gcOptions
@@ -91,6 +97,10 @@ func newOperatorOptions(flags *pflag.FlagSet) *operatorOptions {
 	flags.StringVar(&o.namespace, "namespace", "",
 		"`name` of the namespace that holds the Lease of --election kubernetes (default: CILIUM_K8S_NAMESPACE of the environment, or default)")
 	o.gc.add(flags)
+	flags.BoolVar(&o.globalNamespaces, "clustermesh-default-global-namespace", true,
+		"services of namespaces without the annotation "+source.NamespaceAnnotation+" can be global")
+	flags.DurationVar(&o.canaryDelay, "canary-delay", 2*time.Minute,
+		"how long agents have, in an etcd that is new or was emptied, before what they publish is declared complete, a `duration`")
 	flags.TextVar(&o.metricsAddress, "metrics-address", netip.AddrPort{},
 		"`address` of the loopback device, such as 127.0.0.1:9963, that answers /metrics and health probes, too (default: the socket only)")
 	flags.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` of what is logged: debug, info, warn or error")
@@ -147,6 +157,10 @@ func (c *operatorConfig) check() error {
 		return fmt.Errorf("--kvstore-lease-ttl %s: want %s to %s", c.kvstoreLeaseTTL, minLeaseTTL, maxLeaseTTL)
 	case c.kubeconfig != "" && !c.kubernetes && c.election != string(operator.ElectKubernetes):
 		return errors.New("--kubeconfig: it is read with --kubernetes or --election kubernetes alone: give one of them, too")
+	case c.kubernetes && id == 0:
+		return errors.New("--kubernetes: services are published by a cluster of a mesh: give its number with --cluster-id")
+	case c.canaryDelay < 0:
+		return fmt.Errorf("--canary-delay %s: want 0 or more", c.canaryDelay)
 	case api.CheckMetricsAddress(c.metricsAddress) != nil:
 		return fmt.Errorf("--metrics-address %w", api.CheckMetricsAddress(c.metricsAddress))
 	}
@@ -175,6 +189,7 @@ type operatorDaemon struct {
 	cfg      operatorConfig
 	log      *slog.Logger
 	started  time.Time
+	sources  []source.Source
 	operator *operator.Operator
 	tasks    []task // in the order in which data flows
 }
@@ -186,11 +201,11 @@ func newOperatorDaemon(cfg operatorConfig, env environment) (*operatorDaemon, er
 	if err != nil {
 		return nil, fmt.Errorf("name of this replica: %w", err)
 	}
-	namespace, _ := env.lookup("CILIUM_K8S_NAMESPACE")
 	duties, err := d.duties()
 	if err != nil {
-		return nil, usagef("%w", err)
+		return nil, err
 	}
+	namespace, _ := env.lookup("CILIUM_K8S_NAMESPACE")
 	d.operator, err = operator.New(operator.Config{
 		ClusterName: cfg.clusterName, ClusterID: identity.ClusterID(cfg.clusterID), Name: operator.NewName(host),
 		Etcd: cfg.kvstore, LeaseTTL: cfg.kvstoreLeaseTTL, Election: cfg.elects(namespace), Duties: duties,
@@ -198,6 +213,9 @@ func newOperatorDaemon(cfg operatorConfig, env environment) (*operatorDaemon, er
 	})
 	if err != nil {
 		return nil, usagef("%w", err)
+	}
+	for _, from := range d.sources {
+		d.tasks = append(d.tasks, from)
 	}
 	d.tasks = append(d.tasks, d.operator)
 	view := d.view()
@@ -209,10 +227,43 @@ func newOperatorDaemon(cfg operatorConfig, env environment) (*operatorDaemon, er
 	return d, nil
 }
 
-// duties are what the leader does.
+// duties are what the leader does. A cluster that is in no mesh has nothing to tell others.
 func (d *operatorDaemon) duties() ([]operator.Duty, error) {
 	collect, err := d.cfg.gcDuties()
-	return append([]operator.Duty{operator.NewHeartbeat()}, collect...), err
+	if err != nil {
+		return nil, usagef("%w", err)
+	}
+	duties := append([]operator.Duty{operator.NewHeartbeat()}, collect...)
+	if d.cfg.clusterID == 0 {
+		return duties, nil
+	}
+	// What no operator publishes is complete when all who do had time to.
+	canaries := []string{node.StatePrefix, identity.StatePrefix, ipcache.StatePrefix}
+	if d.cfg.kubernetes {
+		kubernetes, err := source.NewKubernetes(source.KubernetesConfig{
+			Kubeconfig: d.cfg.kubeconfig, Agent: "weft-operator", DefaultGlobal: d.cfg.globalNamespaces, Log: d.log.With("task", "kubernetes"),
+		})
+		if err != nil {
+			return nil, usagef("--kubernetes: %w", err)
+		}
+		d.sources = append(d.sources, kubernetes)
+		services, err := operator.NewServices(operator.ServicesConfig{
+			ClusterName: d.cfg.clusterName, ClusterID: uint32(d.cfg.clusterID), Source: kubernetes,
+		})
+		if err != nil {
+			return nil, err
+		}
+		duties = append(duties, services)
+	} else {
+		canaries = append(canaries, service.StatePrefix)
+	}
+	config, err := operator.NewClusterConfig(operator.ClusterConfigConfig{
+		ClusterName: d.cfg.clusterName, Canaries: canaries, CanaryDelay: d.cfg.canaryDelay,
+		Config: identity.ClusterConfig{ID: uint32(d.cfg.clusterID), Capabilities: identity.Capabilities{
+			SyncedCanaries: true, MaxConnectedClusters: uint32(d.cfg.maxConnectedClusters),
+		}},
+	})
+	return append(duties, config), err
 }
 
 func (d *operatorDaemon) run(ctx context.Context) error {

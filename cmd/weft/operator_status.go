@@ -37,6 +37,11 @@ func (d *operatorDaemon) status() api.OperatorStatus {
 		Leases: []string{}, LastError: errorText(k.LastError), LastErrorAt: k.LastErrorAt, LastContact: k.LastContact,
 		Certificates: makeCertificates(k.Certificates), CertificateWarnings: k.Warnings,
 	}
+	for _, source := range d.sources {
+		s.Sources = append(s.Sources, api.OperatorSource{
+			Name: source.String(), Ready: isClosed(source.Ready()), Objects: source.Len(), Problems: source.Problems(),
+		})
+	}
 	for _, duty := range from.Duties {
 		s.Duties = append(s.Duties, makeDuty(&duty))
 		s.KVStore.Keys += duty.Keys

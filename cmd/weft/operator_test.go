@@ -3,17 +3,21 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/weftmesh/weft/api"
+	"github.com/weftmesh/weft/internal/testutil"
 )
 
 // labOperator is the state of a replica that leads, or of one that does not and is not well.
@@ -91,6 +95,8 @@ func TestOperatorOptions(t *testing.T) {
 		"--max-connected-clusters 7":           "--max-connected-clusters: ",
 		"--cluster-name A":                     "--cluster-name: ",
 		"--kvstore-lease-ttl 1s":               "--kvstore-lease-ttl 1s: want 25s to 24h0m0s",
+		"--kubernetes":                         "--kubernetes: services are published by a cluster of a mesh",
+		"--canary-delay=-1s":                   "--canary-delay -1s: want 0 or more",
 		"--kubeconfig /x":                      "--kubeconfig: it is read with --kubernetes or --election kubernetes alone",
 		"--metrics-address 192.0.2.1:80":       "--metrics-address 192.0.2.1:80: want an address of the loopback device",
 		"--leader-election-lease-duration 1ms": "lease duration 1ms: want at least 1s",
@@ -105,5 +111,75 @@ func TestOperatorOptions(t *testing.T) {
 		if _, err := parseOperator(t, nil, fields...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v\nwant %q", args, err, want)
 		}
+	}
+}
+
+// The operator as a command: it leads, says so, keeps what is its own in etcd, and ends with a signal; what it published stays.
+//
+// mechanism: K1 K2 K3 K6
+func TestOperator(t *testing.T) {
+	etcd := testutil.StartEtcd(t)
+	config, socket := filepath.Join(t.TempDir(), "etcd.yaml"), filepath.Join(t.TempDir(), "operator.sock")
+	etcd.WriteConfig(t, config)
+	signals, done, log := make(chan os.Signal, 1), make(chan int, 1), new(buffer)
+	env := environment{
+		ctx: t.Context(), stdout: io.Discard, stderr: log, lookup: lookupIn(nil), now: time.Now,
+		signals: func() <-chan os.Signal { return signals },
+	}
+	go func() {
+		done <- run(env, strings.Fields("operator --cluster-name east --cluster-id 1 --canary-delay 0 --kvstore-config "+config+" --operator-socket "+socket))
+	}()
+	variables := map[string]string{"WEFT_OPERATOR_SOCKET": socket}
+	const key, value = "cilium/cluster-config/east", `{"id":1,"capabilities":{"syncedCanaries":true,"maxConnectedClusters":255}}`
+	testutil.Eventually(t, time.Minute, func() error {
+		code, stdout, stderr := weft(t, variables, "operator", "status")
+		if code != exitOK || !strings.Contains(stdout, "this replica, since") || !strings.Contains(stdout, "4 prefixes declared complete") {
+			return fmt.Errorf("exit code %d\n%s%s%s", code, stdout, stderr, log)
+		}
+		for _, prefix := range []string{"nodes", "services", "identities", "ip"} {
+			if _, ok := etcd.Get(t, "cilium/synced/east/cilium/state/"+prefix+"/v1"); !ok {
+				return fmt.Errorf("no canary of %s", prefix)
+			}
+		}
+		if _, ok := etcd.Get(t, "cilium/.heartbeat"); !ok {
+			return fmt.Errorf("no heartbeat")
+		}
+		return nil
+	})
+	for range 2 {
+		etcd.Put(t, key, "changed")
+		testutil.Eventually(t, time.Minute, func() error {
+			if got, _ := etcd.Get(t, key); got != value {
+				return fmt.Errorf("%s is %q", key, got)
+			}
+			return nil
+		})
+		etcd.Delete(t, key)
+	}
+	server, err := api.NewOperatorClient(socket).Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics, err := io.ReadAll(server)
+	server.Close()
+	for _, want := range []string{"weft_operator_leader 1\n", "weft_operator_terms_total 1\n", `weft_operator_runs_total{duty="heartbeat"} 1`, `weft_operator_ready{duty="cluster-config"} `} {
+		if err != nil || !strings.Contains(string(metrics), want) {
+			t.Errorf("metrics lack %s: %v", want, err)
+		}
+	}
+	signals <- syscall.SIGTERM
+	select {
+	case code := <-done:
+		if code != exitOK {
+			t.Errorf("exit code %d\n%s", code, log)
+		}
+	case <-time.After(time.Minute):
+		t.Fatalf("the operator does not end\n%s", log)
+	}
+	if got, _ := etcd.Get(t, "cilium/synced/east/cilium/state/ip/v1"); got == "" {
+		t.Error("the canary went with the operator")
+	}
+	if !strings.Contains(log.String(), "Leading the operator HA deployment") {
+		t.Errorf("log: %s", log)
 	}
 }

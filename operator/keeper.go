@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package operator
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/weftmesh/weft/kvstore"
+)
+
+// sweepDelay is how long a key that is not ours may stay: time for the writer, and for a watch that tells late of what the
+// writer has done, so that what is swept is what really nobody here has put.
+const sweepDelay = 500 * time.Millisecond
+
+// keeper makes the keys below a prefix those that are wanted, and no others: what an earlier life left, and what anybody else
+// puts there, is deleted. It is one term's. Its methods are for one goroutine, but for those that say otherwise.
+type keeper struct {
+	t       *Term
+	prefix  string // with "/" at its end
+	log     *slog.Logger
+	writer  *kvstore.Writer
+	watcher *kvstore.Watcher
+	listed  chan struct{} // closed when all that was there at first is known
+	strays  chan struct{} // of capacity 1: something is there that may not be wanted
+
+	mu    sync.Mutex
+	there map[string]int64    // keys in etcd, below the prefix, and when they were written; guarded by mu
+	want  map[string]struct{} // guarded by mu
+}
+
+func newKeeper(t *Term, duty, prefix string) *keeper {
+	k := &keeper{
+		t: t, prefix: prefix, log: t.Log(duty), writer: t.Writer(duty), listed: make(chan struct{}), strays: make(chan struct{}, 1),
+		there: make(map[string]int64), want: make(map[string]struct{}),
+	}
+	k.watcher = kvstore.NewWatcher(prefix, k.deliver)
+	return k
+}
+
+// run writes and watches until ctx ends or the term is over. Concurrently with the other methods.
+func (k *keeper) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return k.writer.Run(ctx) })
+	group.Go(func() error { return k.watcher.Run(ctx, k.t.client) })
+	return group.Wait()
+}
+
+// set wants a key, relative to the prefix, to have a value.
+func (k *keeper) set(key string, value []byte) {
+	k.mu.Lock()
+	k.want[key] = struct{}{}
+	k.mu.Unlock()
+	k.writer.Set(k.prefix+key, value)
+}
+
+// delete wants a key not to exist, and reports whether it was wanted before.
+func (k *keeper) delete(key string) bool {
+	k.mu.Lock()
+	_, wanted := k.want[key]
+	delete(k.want, key)
+	_, there := k.there[key]
+	k.mu.Unlock()
+	k.writer.Delete(k.prefix + key)
+	if there { // perhaps not as the writer put it
+		k.suspect()
+	}
+	return wanted
+}
+
+// retain deletes what is wanted and keep does not name, and returns how many keys that were.
+func (k *keeper) retain(keep func(key string) bool) (deleted int) {
+	k.mu.Lock()
+	wanted := slices.Collect(maps.Keys(k.want))
+	k.mu.Unlock()
+	for _, key := range wanted {
+		if !keep(key) {
+			k.delete(key)
+			deleted++
+		}
+	}
+	return deleted
+}
+
+// deliver takes what the watcher sees.
+func (k *keeper) deliver(events []kvstore.Event) {
+	stray := false
+	k.mu.Lock()
+	for _, e := range events {
+		key := string(e.Key)
+		_, wanted := k.want[key]
+		switch e.Kind {
+		case kvstore.Synced:
+			select {
+			case <-k.listed:
+			default:
+				close(k.listed)
+			}
+			stray = true
+			continue
+		case kvstore.Deleted:
+			delete(k.there, key)
+		default:
+			k.there[key] = e.Revision
+			stray = stray || !wanted
+		}
+		if wanted {
+			k.writer.Observe(k.prefix+key, e.Value, e.Kind != kvstore.Deleted)
+		}
+	}
+	k.mu.Unlock()
+	if stray {
+		k.suspect()
+	}
+}
+
+func (k *keeper) suspect() {
+	select {
+	case k.strays <- struct{}{}:
+	default:
+	}
+}
+
+// sweep deletes what is there and not wanted, and returns how many keys that were. It is for the goroutine that says what is
+// wanted: so nothing becomes wanted while it is deleted.
+func (k *keeper) sweep(ctx context.Context) (deleted int, err error) {
+	var strays []kvstore.KV
+	k.mu.Lock()
+	for key, revision := range k.there {
+		if _, wanted := k.want[key]; !wanted {
+			strays = append(strays, kvstore.KV{Key: k.prefix + key, Revision: revision})
+		}
+	}
+	k.mu.Unlock()
+	if len(strays) == 0 {
+		return 0, nil
+	}
+	slices.SortFunc(strays, func(a, b kvstore.KV) int { return strings.Compare(a.Key, b.Key) })
+	deleted, err = k.t.Delete(ctx, strays...)
+	if deleted > 0 {
+		k.log.Info("keys that this operator did not write are removed", "keys", deleted, "first", strays[0].Key)
+	}
+	return deleted, err
+}
+
+// note adds the state of the keys to a duty's.
+func (k *keeper) note(s *DutyStatus) {
+	w := k.writer.Status()
+	s.Keys, s.Pending = w.Keys, w.Pending
+	const most = 3
+	for _, key := range slices.Sorted(maps.Keys(w.Errors)) {
+		if len(s.Problems) == most {
+			s.Problems = append(s.Problems, fmt.Sprintf("%d keys are refused", len(w.Errors)))
+			break
+		}
+		s.Problems = append(s.Problems, w.Errors[key].Error())
+	}
+}
