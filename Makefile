@@ -21,18 +21,21 @@ DEBS := \
 	libbpf-dev=1:1.1.2-0+deb12u1 \
 	libc6-dev=2.36-9+deb12u14 \
 	linux-libc-dev=6.1.192-2 \
-	llvm-19=1:19.1.7-3~deb12u1
+	llvm-19=1:19.1.7-3~deb12u1 \
+	prometheus=2.42.0+ds-5+deb12u1
 
-# Packages that only `make test-kernels` needs.
+# Packages that only `make test-kernels` and `make test-packages` need.
 VM_DEBS := \
+	e2fsprogs=1.47.0-2+b2 \
 	kmod=30+20221128-1 \
+	mmdebstrap=1.3.5-7 \
 	qemu-system-x86=1:7.2+dfsg-7+deb12u18+b3
 
 export CGO_ENABLED ?= 0
 
 KUBE_APISERVER := .cache/kube-apiserver
 
-.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab test-kernels mechanisms packages test-reproducible clean
+.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab test-kernels mechanisms packages test-packages test-reproducible clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,7 +112,12 @@ mechanisms: ## print the mechanisms that no test names yet
 
 packages: ## build the .deb and .rpm (needs Go only); GOARCH=arm64 for another machine
 	@deploy/packages/build $(BIN)/packages
-	@! command -v systemd-analyze >/dev/null || systemd-analyze security --offline=true deploy/systemd/weft-agent.service | tail -1
+	@! command -v systemd-analyze >/dev/null || for unit in deploy/systemd/*.service; do \
+		systemd-analyze security --offline=true $$unit | tail -1; done
+
+test-packages: ## install, crash, upgrade and remove the .deb in a Debian with systemd in QEMU (about four minutes)
+	@.ci/deps $(VM_DEBS)
+	go run ./test/packages
 
 test-reproducible: ## build the packages in two folders and compare
 	@deploy/packages/reproducible

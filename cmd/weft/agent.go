@@ -106,7 +106,7 @@ func newAgent(cfg agentConfig, env environment) (a *agent, err error) {
 	if cfg.pageAddress.IsValid() {
 		a.tasks = append(a.tasks, api.NewPageServer(cfg.pageAddress, view, a.log.With("task", "page")))
 	}
-	if notify := newNotifyTask(env.lookup, a.status, a.log.With("task", "notify")); notify != nil {
+	if notify := newNotifyTask(env.lookup, func() string { return agentLine(a.status()) }, a.log.With("task", "notify")); notify != nil {
 		notify.after = []task{a.datapath, server}
 		a.tasks = append(a.tasks, notify)
 	}

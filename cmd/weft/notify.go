@@ -24,21 +24,21 @@ type notifyTask struct {
 	socket   string        // path, or a name in the abstract name space that begins with @
 	watchdog time.Duration // how long the manager waits for a sign of life; 0: for none
 	after    []task        // that are ready when the agent is
-	// status looks at all of the agent. Where it hangs, so does the agent, and the watchdog is right to bite.
-	status func() api.Status
-	log    *slog.Logger
-	ready  chan struct{}
+	// line looks at all of the agent and says how it is. Where it hangs, so does the agent, and the watchdog is right to bite.
+	line  func() string
+	log   *slog.Logger
+	ready chan struct{}
 
 	complained bool // that nobody listens has been logged
 }
 
 // newNotifyTask reads what the service manager wants from its variables; nil if there is no manager.
-func newNotifyTask(lookup func(string) (string, bool), status func() api.Status, log *slog.Logger) *notifyTask {
+func newNotifyTask(lookup func(string) (string, bool), line func() string, log *slog.Logger) *notifyTask {
 	socket, ok := lookup("NOTIFY_SOCKET")
 	if !ok || socket == "" {
 		return nil
 	}
-	t := &notifyTask{socket: socket, status: status, log: log, ready: make(chan struct{})}
+	t := &notifyTask{socket: socket, line: line, log: log, ready: make(chan struct{})}
 	if pid, ok := lookup("WATCHDOG_PID"); ok && pid != strconv.Itoa(os.Getpid()) {
 		return t // it is another process that is watched
 	}
@@ -88,9 +88,13 @@ func (t *notifyTask) Run(ctx context.Context) error {
 	}
 }
 
-// statusLine says in one line how the agent is.
+// statusLine is how the agent is, as an assignment.
 func (t *notifyTask) statusLine() string {
-	s := t.status()
+	return "STATUS=" + printable(strings.ReplaceAll(t.line(), "\n", " "))
+}
+
+// agentLine says in one line how an agent is.
+func agentLine(s api.Status) string {
 	ready, remote := 0, 0
 	for i := range s.Clusters {
 		if s.Clusters[i].Own {
@@ -101,11 +105,27 @@ func (t *notifyTask) statusLine() string {
 			ready++
 		}
 	}
-	line := fmt.Sprintf("STATUS=%d of %d clusters ready, %d prefixes", ready, remote, s.Tables.IPs)
-	if len(s.Problems) > 0 {
-		line += fmt.Sprintf("; %d not well: %s", len(s.Problems), s.Problems[0])
+	line := fmt.Sprintf("%d of %d clusters ready, %d prefixes", ready, remote, s.Tables.IPs)
+	return line + problemsLine(s.Problems)
+}
+
+// operatorLine says in one line how an operator is.
+func operatorLine(s api.OperatorStatus) string {
+	line := "waits for a leader"
+	switch {
+	case s.IsLeader:
+		line = "leads cluster " + s.Cluster.Name
+	case s.Leader != "":
+		line = "stands by; the leader is " + s.Leader
 	}
-	return printable(strings.ReplaceAll(line, "\n", " "))
+	return line + problemsLine(s.Problems)
+}
+
+func problemsLine(problems []string) string {
+	if len(problems) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d not well: %s", len(problems), problems[0])
 }
 
 // send gives the service manager assignments, in one datagram.

@@ -66,12 +66,12 @@ func (p partTask) String() string            { return p.name }
 func TestNotify(t *testing.T) {
 	m := newServiceManager(t)
 	looked := make(chan struct{}) // each look at the agent takes one
-	status := func() api.Status {
+	status := func() string {
 		<-looked
-		return api.Status{
+		return agentLine(api.Status{
 			Clusters: []api.Cluster{{Name: "west", Ready: true}, {Name: "north"}, {Name: "east", Own: true, Ready: true}},
 			Tables:   api.Tables{IPs: 7}, Problems: []string{"cluster north:\nis not ready", "another"},
-		}
+		})
 	}
 	lookup := lookupIn(map[string]string{
 		"NOTIFY_SOCKET": m.path, "WATCHDOG_USEC": "20000", "WATCHDOG_PID": strconv.Itoa(os.Getpid()),
@@ -110,6 +110,18 @@ func TestNotify(t *testing.T) {
 	}
 }
 
+func TestOperatorLine(t *testing.T) {
+	for want, s := range map[string]api.OperatorStatus{
+		"waits for a leader; 1 not well: no etcd": {Problems: []string{"no etcd"}},
+		"leads cluster east":                      {IsLeader: true, Leader: "a", Cluster: api.LocalCluster{Name: "east"}},
+		"stands by; the leader is a":              {Leader: "a"},
+	} {
+		if got := operatorLine(s); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // What the variables of the service manager ask for.
 func TestNotifyVariables(t *testing.T) {
 	pid := strconv.Itoa(os.Getpid())
@@ -140,7 +152,7 @@ func TestNotifyVariables(t *testing.T) {
 func TestNotifyNobody(t *testing.T) {
 	log := new(buffer)
 	task := newNotifyTask(lookupIn(map[string]string{"NOTIFY_SOCKET": filepath.Join(t.TempDir(), "none")}),
-		func() api.Status { return api.Status{} }, slog.New(slog.NewTextHandler(log, nil)))
+		func() string { return "well" }, slog.New(slog.NewTextHandler(log, nil)))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- task.Run(ctx) }()

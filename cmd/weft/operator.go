@@ -219,9 +219,14 @@ func newOperatorDaemon(cfg operatorConfig, env environment) (*operatorDaemon, er
 	}
 	d.tasks = append(d.tasks, d.operator)
 	view := d.view()
-	d.tasks = append(d.tasks, api.NewOperatorServer(cfg.socket, view, d.log.With("task", "api")))
+	server := api.NewOperatorServer(cfg.socket, view, d.log.With("task", "api"))
+	d.tasks = append(d.tasks, server)
 	if cfg.metricsAddress.IsValid() {
 		d.tasks = append(d.tasks, api.NewOperatorMetricsServer(cfg.metricsAddress, view, d.log.With("task", "metrics")))
+	}
+	if notify := newNotifyTask(env.lookup, func() string { return operatorLine(view.Status()) }, d.log.With("task", "notify")); notify != nil {
+		notify.after = []task{server} // a replica that stands by is as ready as one that leads
+		d.tasks = append(d.tasks, notify)
 	}
 	d.tasks = append(d.tasks, &signalTask{signals: env.signals, log: d.log, ready: make(chan struct{})})
 	return d, nil

@@ -27,6 +27,8 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
+
+	"github.com/weftmesh/weft/test/vm"
 )
 
 // bootTime is what a machine gets for everything but the tests. On two cores it needs about 6 seconds.
@@ -113,7 +115,7 @@ func runAll(ctx context.Context, opts options, out io.Writer) (ok bool, err erro
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return false, err
 	}
-	for _, tool := range []string{"apt-get", "apt-cache", "dpkg-deb", "depmod", emulator} {
+	for _, tool := range []string{"apt-get", "apt-cache", "dpkg-deb", "depmod", vm.Emulator} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return false, fmt.Errorf("%w: on Debian, apt-get install kmod qemu-system-x86", err)
 		}
@@ -186,7 +188,7 @@ func runOne(ctx context.Context, opts options, p payload, k kernel, file string,
 	limited, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the machine was not done after %v", limit))
 	defer cancel()
 	started := time.Now()
-	console, err := machine{image: k.image, root: file}.run(limited, func(line string) { show(t.add(line)...) })
+	console, err := vm.Machine{Image: k.image, Root: file}.Run(limited, func(line string) { show(t.add(line)...) })
 	if ctx.Err() != nil {
 		return row{}, context.Cause(ctx)
 	}

@@ -143,18 +143,6 @@ KERNEL    PACKAGE   PASSED  FAILED  SKIPPED  TIME   RESULT
 	}
 }
 
-func TestTail(t *testing.T) {
-	out := &tail{max: 5}
-	for _, s := range []string{"ab", "cde", "f", "ghijklmnop"} {
-		if n, err := out.Write([]byte(s)); n != len(s) || err != nil {
-			t.Fatalf("write %q: %d %v", s, n, err)
-		}
-	}
-	if got := out.String(); got != "lmnop" {
-		t.Errorf("tail %q, want the last 5 bytes", got)
-	}
-}
-
 func TestIdle(t *testing.T) {
 	some, none := result{pkg: "bpf", passed: 1}, result{pkg: "datapath", skipped: 3}
 	for _, tc := range []struct {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package vm boots virtual machines, emulated in software, for tests of what needs a machine of its own; it hands on what they
+// print.
+package vm
 
 import (
 	"bufio"
@@ -17,7 +19,8 @@ import (
 )
 
 const (
-	emulator = "qemu-system-x86_64"
+	// Emulator is the program that must be there: Debian's package qemu-system-x86.
+	Emulator = "qemu-system-x86_64"
 
 	// consoleTail is how much of the kernel's console is kept for the case that the machine dies, in bytes.
 	consoleTail = 8 << 10
@@ -25,27 +28,33 @@ const (
 	longestLine = 4 << 20
 )
 
-// machine is a virtual machine without disk and network, emulated in software: it needs no privileges and no KVM.
-type machine struct {
-	image, root string // files: the kernel and its first root
+// Machine is a virtual machine without network, emulated in software: it needs no privileges and no KVM.
+type Machine struct {
+	Image, Root string   // files: the kernel and its first root
+	Disks       []string // files: raw images, /dev/vda and so on. What the machine writes is forgotten
+	Append      string   // more for the kernel's command line
 }
 
-// run boots the machine and delivers each line of its second serial port, without its end, until the machine is off or
+// Run boots the machine and delivers each line of its second serial port, without its end, until the machine is off or
 // ctx ends, which kills it. It returns the end of what the kernel wrote to its console.
-func (m machine) run(ctx context.Context, deliver func(line string)) (console string, err error) {
+func (m Machine) Run(ctx context.Context, deliver func(line string)) (console string, err error) {
 	// The port is a pipe, not the emulator's output: its own messages and the console cannot get between the lines.
 	port, portEnd, err := os.Pipe()
 	if err != nil {
 		return "", err
 	}
 	defer port.Close()
-	cmd := exec.CommandContext(ctx, emulator,
+	args := []string{
 		"-accel", "tcg", "-cpu", "max", "-smp", "2", "-m", "2048",
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none",
 		"-serial", "stdio", "-serial", "file:/dev/fd/3",
-		"-kernel", m.image, "-initrd", m.root,
-		"-append", "console=ttyS0 quiet panic=-1 oops=panic",
-	)
+		"-kernel", m.Image, "-initrd", m.Root,
+		"-append", strings.TrimSpace("console=ttyS0 quiet panic=-1 oops=panic " + m.Append),
+	}
+	for _, disk := range m.Disks {
+		args = append(args, "-drive", "file="+disk+",format=raw,if=virtio,snapshot=on")
+	}
+	cmd := exec.CommandContext(ctx, Emulator, args...)
 	out, complaints := &tail{max: consoleTail}, &tail{max: consoleTail}
 	cmd.Stdout, cmd.Stderr = out, complaints
 	cmd.ExtraFiles = []*os.File{portEnd} // descriptor 3
@@ -60,7 +69,7 @@ func (m machine) run(ctx context.Context, deliver func(line string)) (console st
 		return out.String(), context.Cause(ctx)
 	}
 	if err != nil {
-		return out.String(), fmt.Errorf("%s: %w: %s", emulator, err, strings.TrimSpace(complaints.String()))
+		return out.String(), fmt.Errorf("%s: %w: %s", Emulator, err, strings.TrimSpace(complaints.String()))
 	}
 	return out.String(), nil
 }
