@@ -82,6 +82,12 @@ func ValidateClusterName(name string) error {
 	return nil
 }
 
+// The values of [Capabilities.EndpointSlicesExportMode] beside the empty one.
+const (
+	SlicesToo  = "services-and-endpointslices"
+	SlicesOnly = "endpointslices-only"
+)
+
 // ClusterConfig is what a cluster says of itself under cilium/cluster-config/<name>.
 type ClusterConfig struct {
 	ID           uint32       `json:"id,omitempty"`
@@ -125,7 +131,7 @@ func (c ClusterConfig) Validate(local Layout) error {
 		return fmt.Errorf("mismatched MaxConnectedClusters; local=%d, remote=%d", local.max, caps.MaxConnectedClusters)
 	}
 	switch caps.EndpointSlicesExportMode {
-	case "", "services-and-endpointslices", "endpointslices-only":
+	case "", SlicesToo, SlicesOnly:
 		return nil
 	}
 	return fmt.Errorf("invalid EndpointSlicesExportMode %q", caps.EndpointSlicesExportMode)

@@ -21,6 +21,9 @@ type feeds struct {
 	gate   *gate // nil for our own cluster
 
 	nodes, services, ips, identities *feed
+
+	sliced bool    // services come in slices
+	former []*feed // of the services in their other form
 }
 
 // inDrainOrder lists the feeds such that no address outlives the node behind which it is, nor an identity its addresses.
@@ -42,24 +45,14 @@ func (r *remote) newFeeds(id identity.ClusterID, cached bool) *feeds {
 		judges = &judge{gate: fs.gate}
 	}
 	prefixes := layout(r.name, cached)
-	feed := func(kind string, p prefix, d decoder) *feed {
-		f := newFeed(kind, p, d, r.rejects, cfg.KeepInvalid, r.synced)
-		f.seen = &r.seen
-		f.gate = fs.gate
-		if !r.own {
-			f.crowd = r.mesh.crowd
-		}
-		return f
-	}
+	feed := func(kind string, p prefix, d decoder) *feed { return r.newFeed(fs, kind, p, d) }
 	fs.nodes = feed("node", prefixes.nodes, &nodes{
 		table: cfg.Nodes, ips: cfg.IPs, layout: cfg.Layout, cluster: id, name: r.name, local: local, remote: !r.own,
 		source: source, dualStack: cfg.DualStack, underlay6: cfg.Underlay6, prefer: cfg.Preferences.Of(r.name),
 		ground: r.mesh.ground, gate: fs.gate, known: make(map[string]knownNode),
 	})
 	fs.nodes.flushed = func() { fs.ips.arrived() }
-	fs.services = feed("service", prefixes.services, &services{
-		table: cfg.Services, cluster: id, name: r.name, gate: fs.gate, known: make(map[string]*knownService),
-	})
+	fs.services = feed("service", prefixes.services, r.newServices(fs, nil))
 	fs.ips = feed("ip", prefixes.ips, &ips{
 		table: cfg.IPs, layout: cfg.Layout, owner: ipcache.Owner{Cluster: id, Source: source, Object: ipOwnerObject},
 		judge: judges, held: newHeld(),
@@ -70,13 +63,61 @@ func (r *remote) newFeeds(id identity.ClusterID, cached bool) *feeds {
 	return fs
 }
 
+func (r *remote) newFeed(fs *feeds, kind string, p prefix, d decoder) *feed {
+	f := newFeed(kind, p, d, r.rejects, r.mesh.cfg.KeepInvalid, r.synced)
+	f.seen = &r.seen
+	f.gate = fs.gate
+	if !r.own {
+		f.crowd = r.mesh.crowd
+	}
+	return f
+}
+
+func (r *remote) newServices(fs *feeds, slices *service.SliceReader) *services {
+	return &services{
+		table: r.mesh.cfg.Services, slices: slices, cluster: fs.id, name: r.name, gate: fs.gate, known: make(map[string]*knownService),
+	}
+}
+
+// turn returns feeds that follow the services in the other form. What has come in the form of before goes when all has come in
+// the new one. Not while the feeds are run.
+func (r *remote) turn(of *feeds, sliced bool) *feeds {
+	fs := *of
+	p, reader := layout(r.name, fs.cached).services, (*service.SliceReader)(nil)
+	if fs.sliced = sliced; sliced {
+		p, reader = layout(r.name, fs.cached).slices, r.mesh.slices
+	}
+	fs.former = []*feed{of.services}
+	for _, f := range of.former {
+		if f.standing().inUse > 0 {
+			fs.former = append(fs.former, f)
+		}
+	}
+	fs.services = r.newFeed(&fs, "service", p, r.newServices(&fs, reader))
+	fs.services.synced = func() {
+		fs.dropFormer(r.stop)
+		r.synced()
+	}
+	return &fs
+}
+
+// dropFormer deletes what has come in a form that is not followed any more, and reports whether it has.
+func (fs *feeds) dropFormer(stop <-chan struct{}) bool {
+	for _, f := range fs.former {
+		if !f.drain(stop) {
+			return false
+		}
+	}
+	return true
+}
+
 // prefix is where the objects of one kind are.
 type prefix struct {
 	canary string // as the cluster names it when it says that the kind is complete
 	keys   string // what the keys begin with
 }
 
-type prefixes struct{ nodes, services, ips, identities prefix }
+type prefixes struct{ nodes, services, slices, ips, identities prefix }
 
 // layout says where the data of a cluster is: in its own tree, or in a copy.
 func layout(cluster string, cached bool) prefixes {
@@ -90,6 +131,7 @@ func layout(cluster string, cached bool) prefixes {
 	return prefixes{
 		nodes:      in(node.StatePrefix, cluster, cluster),
 		services:   in(service.StatePrefix, cluster, cluster),
+		slices:     in(service.SlicePrefix, cluster, cluster),
 		ips:        in(ipcache.StatePrefix, ipcache.DefaultSpace, cluster),
 		identities: in(identity.StatePrefix, "id", cluster+"/id"),
 	}
@@ -99,7 +141,11 @@ func layout(cluster string, cached bool) prefixes {
 func (fs *feeds) move(cluster string, cached bool) {
 	p := layout(cluster, cached)
 	fs.nodes.move(p.nodes)
-	fs.services.move(p.services)
+	if fs.sliced {
+		fs.services.move(p.slices)
+	} else {
+		fs.services.move(p.services)
+	}
 	fs.ips.move(p.ips)
 	fs.identities.move(p.identities)
 	fs.cached = cached
@@ -147,6 +193,9 @@ func (fs *feeds) follow(ctx context.Context, tasks *errgroup.Group, of followed)
 
 // drain deletes all that has been brought, and reports whether it has; when stop is closed, the rest stays.
 func (fs *feeds) drain(stop <-chan struct{}) bool {
+	if !fs.dropFormer(stop) {
+		return false
+	}
 	for _, f := range fs.inDrainOrder() {
 		if !f.drain(stop) {
 			return false

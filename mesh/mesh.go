@@ -53,6 +53,11 @@ type Config struct {
 	// data; 0: for ever.
 	CacheTTL    time.Duration
 	CacheTTLAll bool
+	// LoseAfter is how long a remote cluster may be in doubt, without a connection or a heartbeat, before its backends are used
+	// only where there are no others; 0: for ever.
+	LoseAfter time.Duration
+	// PreferSlices: services of clusters that publish them whole and in slices are read in slices.
+	PreferSlices bool
 	// Preferences say by which of their addresses nodes are reached.
 	Preferences node.Preferences
 	// KeepInvalid is how long the last good value of a key stays in use when the key has got a bad one. Default: 10 minutes.
@@ -122,6 +127,7 @@ type Mesh struct {
 	ids    *clusterIDs
 	ground *ground
 	policy *policy
+	slices *service.SliceReader
 	crowd  crowd   // of the remotes' first listings over a connection
 	dir    *dir    // nil without Config.Dir
 	own    *remote // nil without Config.Own
@@ -148,8 +154,12 @@ func newMesh(cfg Config, t timing) (*Mesh, error) {
 	if err != nil {
 		return nil, err
 	}
+	reader, err := service.NewSliceReader()
+	if err != nil {
+		return nil, err
+	}
 	m := &Mesh{
-		cfg: cfg, timing: t, ids: newClusterIDs(), ground: newGround(cfg.ClusterID), policy: policy, crowd: newCrowd(),
+		cfg: cfg, timing: t, ids: newClusterIDs(), ground: newGround(cfg.ClusterID), policy: policy, slices: reader, crowd: newCrowd(),
 		ready: make(chan struct{}), scanned: make(chan struct{}),
 		remotes: make(map[string]*remote), badAt: make(map[string]time.Time),
 	}

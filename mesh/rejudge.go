@@ -76,6 +76,9 @@ func (m *Mesh) rejudge(all map[identity.ClusterID]*feeds) {
 	for id, fs := range all {
 		fs.nodes.rejudge(nil)
 		fs.services.rejudge(nil)
+		for _, f := range fs.former {
+			f.rejudge(nil)
+		}
 		judges[id] = &judge{gate: fs.gate}
 	}
 	for _, fs := range all {

@@ -41,6 +41,7 @@ type remote struct {
 	config   identity.ClusterConfig
 	feeds    *feeds // nil until the cluster holds its id
 	progress progress
+	doubts   doubts
 }
 
 // settings is the config of a remote, with what is wrong with its file.
@@ -190,6 +191,7 @@ func (r *remote) end() {
 	defer r.mu.Unlock()
 	r.ended = true
 	r.noteAbsence(false)
+	r.doubts.end()
 	r.wake()
 }
 
@@ -219,6 +221,10 @@ func (r *remote) hold(config identity.ClusterConfig) error {
 	case fs.cached != cached:
 		fs.move(r.name, cached)
 	}
+	mode := config.Capabilities.EndpointSlicesExportMode
+	if sliced := mode == identity.SlicesOnly || mode == identity.SlicesToo && r.mesh.cfg.PreferSlices; sliced != fs.sliced {
+		fs = r.turn(fs, sliced)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.config, r.feeds = config, fs
@@ -239,6 +245,7 @@ func (r *remote) withdraw() {
 	r.feeds = nil
 	r.mu.Unlock()
 	r.mesh.ids.release(fs.id, r.name)
+	r.mesh.cfg.Services.SetLost(r.name, false)
 	r.log.Info("all resources of remote cluster cleaned up")
 }
 

@@ -235,7 +235,8 @@ func (r *remote) attend(ctx context.Context, client *kvstore.Client) error {
 // readsAlike reports whether clusters with these configs are read in the same way.
 func readsAlike(a, b identity.ClusterConfig) bool {
 	return a.ID == b.ID && a.Capabilities.Cached == b.Capabilities.Cached &&
-		a.Capabilities.SyncedCanaries == b.Capabilities.SyncedCanaries
+		a.Capabilities.SyncedCanaries == b.Capabilities.SyncedCanaries &&
+		a.Capabilities.EndpointSlicesExportMode == b.Capabilities.EndpointSlicesExportMode
 }
 
 // pause is how long to wait after the nth failure in a row.

@@ -137,6 +137,7 @@ func (r *remote) observe() {
 	if lost == nil && p.attempt == attemptJoined && (etcd.State == kvstore.Stale || etcd.State == kvstore.Failed) {
 		lost = etcd.LastError
 	}
+	r.doubt(p.attempt != attemptJoined || lost != nil)
 	if p.following(lost) && r.client != nil {
 		p.lastSuccess = etcd.LastContact
 	}
@@ -270,6 +271,7 @@ func (r *remote) status() RemoteStatus {
 		}
 		s.Waiting, s.Quotas = fs.waiting(), fs.quotas()
 	}
+	s.ServicesLost = r.doubts.lost
 	s.Rejected, s.LastRejections = r.rejects.report()
 	return s
 }

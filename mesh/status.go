@@ -52,6 +52,9 @@ type RemoteStatus struct {
 	// another reason, such as a late heartbeat. Withdrawn: it has outlived [Config.CacheTTL].
 	StaleSince time.Time `json:"staleSince,omitzero"`
 	Withdrawn  bool      `json:"withdrawn,omitempty"`
+	// ServicesLost: the cluster has been in doubt for [Config.LoseAfter], so that its backends are used only where there are
+	// no others.
+	ServicesLost bool `json:"servicesLost,omitempty"`
 	// Certificates are those that the connection depends on; none without TLS. CertificateWarnings says of each that comes
 	// near its end how near.
 	Certificates        []kvstore.Certificate `json:"certificates,omitempty"`
