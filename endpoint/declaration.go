@@ -3,11 +3,9 @@
 package endpoint
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -15,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/internal/yamldir"
 	"github.com/weftmesh/weft/ipcache"
 )
 
@@ -70,52 +69,13 @@ type cluster struct {
 	layout identity.Layout
 }
 
-// parse reads a file of any number of documents, each an endpoint or a list of endpoints. Entries that are wrong stand in
-// rejected, the others are good. The error says that the file as a whole is not YAML; nothing of it may be used then.
-func (c cluster) parse(file string, content []byte) (good []declaration, rejected []SourceError, err error) {
-	decoder := yaml.NewDecoder(bytes.NewReader(content))
-	for {
-		var document yaml.Node
-		switch err := decoder.Decode(&document); {
-		case errors.Is(err, io.EOF):
-			return good, rejected, nil
-		case err != nil:
-			return nil, nil, err
-		}
-		for _, node := range entriesOf(&document) {
-			d, err := c.declare(node)
-			if err != nil {
-				rejected = append(rejected, SourceError{File: file, Line: node.Line, Message: sentence(err)})
-				continue
-			}
-			d.file, d.line = file, node.Line
-			good = append(good, d)
-		}
-	}
-}
-
-// entriesOf lists the endpoints of a document. An empty document has none.
-func entriesOf(document *yaml.Node) []*yaml.Node {
-	root := document
-	if root.Kind == yaml.DocumentNode && len(root.Content) > 0 {
-		root = root.Content[0]
-	}
-	switch {
-	case root.Kind == yaml.SequenceNode:
-		return root.Content
-	case root.Kind == yaml.ScalarNode && root.Tag == "!!null":
-		return nil
-	}
-	return []*yaml.Node{root}
-}
-
-// sentence flattens the several lines of a YAML type error into one.
-func sentence(err error) string {
-	var typeError *yaml.TypeError
-	if errors.As(err, &typeError) {
-		return strings.Join(typeError.Errors, "; ")
-	}
-	return err.Error()
+// parse reads a file.
+func (c cluster) parse(file string, content []byte) ([]declaration, []SourceError, error) {
+	return yamldir.Parse(file, content, func(node *yaml.Node) (declaration, error) {
+		d, err := c.declare(node)
+		d.file, d.line = file, node.Line
+		return d, err
+	})
 }
 
 // declare reads and checks one entry.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/internal/yamldir"
 )
 
 // fileSource is the Source of workloads that files declare.
@@ -34,7 +35,7 @@ type FilesConfig struct {
 type Files struct {
 	cluster cluster
 	ready   chan struct{}
-	dir     *directory // only Run touches it
+	dir     *yamldir.Dir[declaration] // only Run touches it
 
 	mu        sync.Mutex
 	workloads []Workload    // replaced, never changed
@@ -47,7 +48,7 @@ var _ Source = (*Files)(nil)
 // NewFiles assembles a source; nothing is read before Run.
 func NewFiles(cfg FilesConfig) *Files {
 	return &Files{
-		cluster: cluster{name: cfg.ClusterName, id: cfg.ClusterID, layout: cfg.Layout}, dir: newDirectory(cfg.Dir),
+		cluster: cluster{name: cfg.ClusterName, id: cfg.ClusterID, layout: cfg.Layout}, dir: yamldir.New[declaration](cfg.Dir, "endpoints"),
 		ready: make(chan struct{}), changed: make(chan struct{}),
 	}
 }
@@ -99,21 +100,21 @@ func (f *Files) Run(ctx context.Context) error {
 
 // scan looks at the directory.
 func (f *Files) scan(thorough bool) {
-	if !f.dir.scan(thorough, f.cluster.parse) {
+	if !f.dir.Scan(thorough, f.cluster.parse) {
 		return
 	}
-	declarations, problems := f.dir.all()
+	declarations, problems := f.dir.All()
 	workloads := make([]Workload, len(declarations))
 	for i := range declarations {
 		d := &declarations[i]
 		workloads[i] = Workload{
-			Source: fileSource, Origin: filepath.Join(f.dir.path, d.file) + ":" + strconv.Itoa(d.line), Namespace: d.namespace, Name: d.name,
+			Source: fileSource, Origin: filepath.Join(f.dir.Path, d.file) + ":" + strconv.Itoa(d.line), Namespace: d.namespace, Name: d.name,
 			ServiceAccount: d.serviceAccount, IPs: d.ips, Labels: d.given, Ports: d.ports, ID: d.id, Identity: d.identity,
 		}
 	}
 	for i := range problems {
 		if problems[i].File != "" {
-			problems[i].File = filepath.Join(f.dir.path, problems[i].File)
+			problems[i].File = filepath.Join(f.dir.Path, problems[i].File)
 		}
 	}
 	f.mu.Lock()

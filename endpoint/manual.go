@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/internal/yamldir"
 )
 
 // manualSource is the Source of workloads that were added through the API.
@@ -213,7 +214,7 @@ func (m *Manual) declared(given []byte) (Workload, error) {
 	good, rejected, err := m.parse("", given)
 	switch {
 	case err != nil:
-		return Workload{}, errors.New(sentence(err))
+		return Workload{}, errors.New(yamldir.Sentence(err))
 	case len(rejected) > 0:
 		return Workload{}, errors.New(rejected[0].Message)
 	case len(good) != 1:

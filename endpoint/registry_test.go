@@ -22,6 +22,7 @@ import (
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/internal/testutil"
 	"github.com/weftmesh/weft/internal/testutil/golden"
+	"github.com/weftmesh/weft/internal/yamldir"
 	"github.com/weftmesh/weft/ipcache"
 )
 
@@ -270,7 +271,7 @@ func TestBadFileKeepsItsLastGoodVersion(t *testing.T) {
 	b.settle()
 	b.wantErrors("a.yaml: ", "c.yaml: yaml: ")
 
-	if err := os.Truncate(filepath.Join(b.dir, "c.yaml"), maxFileSize+1); err != nil {
+	if err := os.Truncate(filepath.Join(b.dir, "c.yaml"), yamldir.MaxFileSize+1); err != nil {
 		t.Fatal(err)
 	}
 	b.remove("a.yaml")
@@ -315,7 +316,7 @@ func TestDirectoryThatComesLater(t *testing.T) {
 	b := newBenchOver(t, filepath.Join(t.TempDir(), "later"))
 	b.scan(true)
 	b.wantErrors("no such file or directory")
-	if b.files.dir.scan(false, b.files.cluster.parse) {
+	if b.files.dir.Scan(false, b.files.cluster.parse) {
 		t.Error("a directory that is still not there is taken for a change")
 	}
 	if err := os.Mkdir(b.dir, 0o755); err != nil {
@@ -364,33 +365,6 @@ func TestConflicts(t *testing.T) {
 	b.wantIPs("10.1.1.1 65793 default/x")
 	b.wantErrors("there is already one of that name, from file ", "identity 65793 stands already for the labels",
 		"ip 172.18.1.1 is the address of this node")
-}
-
-// A thorough scan sees what attributes do not show, and what it sees a second time is no change.
-func TestThoroughScanReadsUnchangedFiles(t *testing.T) {
-	b := newBench(t)
-	b.write("a.yaml", pod1)
-	b.scan(true)
-	f := b.dir + "/a.yaml"
-	now, err := attributesOf(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.write("a.yaml", strings.Replace(pod1, "10.1.1.10", "10.1.1.19", 1))
-	if err := os.Chtimes(f, time.Time{}, now.mtime); err != nil {
-		t.Fatal(err)
-	}
-	// As a file system without change times would have it.
-	later, err := attributesOf(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	known := b.files.dir.files["a.yaml"]
-	known.seen, known.taken = later, later
-	b.settle()
-	b.wantIPs("10.1.1.10 65793 shop/pod-1")
-	b.scan(true)
-	b.wantIPs("10.1.1.19 65793 shop/pod-1")
 }
 
 func TestWithoutPublisher(t *testing.T) {

@@ -7,10 +7,10 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/internal/yamldir"
 )
 
 // Status is what there is to know of the endpoints of this node.
@@ -50,21 +50,7 @@ type Endpoint struct {
 }
 
 // SourceError says what is wrong with a file, an entry of it, or a source (File is empty then).
-type SourceError struct {
-	File    string `json:"file,omitempty"`
-	Line    int    `json:"line,omitempty"` // where the entry begins; 0: the file as a whole
-	Message string `json:"message"`
-}
-
-func (e SourceError) Error() string {
-	switch {
-	case e.File == "":
-		return e.Message
-	case e.Line == 0:
-		return e.File + ": " + e.Message
-	}
-	return e.File + ":" + strconv.Itoa(e.Line) + ": " + e.Message
-}
+type SourceError = yamldir.Problem
 
 // Status returns the endpoints in force, by namespace and name, and what is wrong with others. Safe for concurrent use.
 func (r *Registry) Status() Status {

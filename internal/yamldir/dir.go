@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package endpoint
+// Package yamldir keeps what the YAML files of a directory declare, for whoever declares what: files are taken whole and at
+// rest, what is wrong with one leaves the others and its own last good version in force.
+package yamldir
 
 import (
 	"crypto/sha256"
@@ -16,30 +18,31 @@ import (
 	"time"
 )
 
-// maxFileSize bounds what is read of one file: far above any node's workloads, far below what would hurt.
-const maxFileSize = 4 << 20
+// MaxFileSize bounds what is read of one file: far above any node's workloads, far below what would hurt.
+const MaxFileSize = 4 << 20
 
-// directory is a level-triggered view of the files of a directory. It compares what it sees with what it saw, by file
+// Dir is a level-triggered view of the files of a directory. It compares what it sees with what it saw, by file
 // attributes on every scan and by content on thorough ones, rather than following events: that works on every file
 // system, through symlinks and bind mounts, loses nothing, and costs one stat per file. Files are taken only once they
 // have looked the same in two scans, so that a writer that truncates and then writes is not caught in between.
 //
-// A directory is not safe for concurrent use.
-type directory struct {
-	path  string
-	files map[string]*file
+// A Dir is not safe for concurrent use. T is what a file declares any number of.
+type Dir[T any] struct {
+	Path  string
+	what  string // the directory is of, in errors
+	files map[string]*file[T]
 	first bool  // nothing has been scanned yet
 	err   error // why the directory cannot be read at present
 }
 
 // file is what is known of one file.
-type file struct {
+type file[T any] struct {
 	seen, taken attributes // of the last scan; of the content that was parsed
 	missing     bool       // absent at the last scan
 	hash        [sha256.Size]byte
 
-	declarations []declaration
-	errors       []SourceError
+	declarations []T
+	problems     []Problem
 }
 
 // attributes tell, short of reading it, whether a file is the one that was read.
@@ -49,14 +52,15 @@ type attributes struct {
 	mtime, ctime  time.Time
 }
 
-func newDirectory(path string) *directory {
-	return &directory{path: path, files: make(map[string]*file), first: true}
+// New returns a view of a directory that holds what, such as endpoints; nothing is read before the first scan.
+func New[T any](path, what string) *Dir[T] {
+	return &Dir[T]{Path: path, what: what, files: make(map[string]*file[T]), first: true}
 }
 
-// scan looks at every file and has parse read those that changed, thoroughly: those that seem not to have changed too.
+// Scan looks at every file and has parse read those that changed, thoroughly: those that seem not to have changed too.
 // It reports whether the declarations or the errors are others than before. Files that cannot be read or parsed keep the
 // declarations that they last had; so do all files of a directory that cannot be read.
-func (d *directory) scan(thorough bool, parse func(file string, content []byte) ([]declaration, []SourceError, error)) (changed bool) {
+func (d *Dir[T]) Scan(thorough bool, parse func(file string, content []byte) ([]T, []Problem, error)) (changed bool) {
 	settled := d.first // at the beginning, what is there has been there for long
 	changed, d.first = d.first, false
 	names, err := d.list()
@@ -79,11 +83,11 @@ func (d *directory) scan(thorough bool, parse func(file string, content []byte) 
 	return changed
 }
 
-// list returns the names of the files that may declare endpoints. Hidden files are not: editors and mounts use them.
-func (d *directory) list() ([]string, error) {
-	entries, err := os.ReadDir(d.path)
+// list returns the names of the files that may declare something. Hidden files are not: editors and mounts use them.
+func (d *Dir[T]) list() ([]string, error) {
+	entries, err := os.ReadDir(d.Path)
 	if err != nil {
-		return nil, fmt.Errorf("endpoints directory: %w", err)
+		return nil, fmt.Errorf("%s directory: %w", d.what, err)
 	}
 	var names []string
 	for _, e := range entries {
@@ -96,7 +100,7 @@ func (d *directory) list() ([]string, error) {
 }
 
 // drop forgets a file that has been absent twice in a row, and reports whether it did.
-func (d *directory) drop(name string) bool {
+func (d *Dir[T]) drop(name string) bool {
 	f := d.files[name]
 	if !f.missing {
 		f.missing = true
@@ -107,8 +111,8 @@ func (d *directory) drop(name string) bool {
 }
 
 // look takes note of one file and reports whether what it declares changed.
-func (d *directory) look(name string, settled, thorough bool, parse func(string, []byte) ([]declaration, []SourceError, error)) bool {
-	path := filepath.Join(d.path, name)
+func (d *Dir[T]) look(name string, settled, thorough bool, parse func(string, []byte) ([]T, []Problem, error)) bool {
+	path := filepath.Join(d.Path, name)
 	now, err := attributesOf(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errDirectory) {
 		if _, known := d.files[name]; !known {
@@ -118,7 +122,7 @@ func (d *directory) look(name string, settled, thorough bool, parse func(string,
 	}
 	f, known := d.files[name]
 	if !known {
-		f = new(file)
+		f = new(file[T])
 		d.files[name] = f
 	}
 	f.missing = false
@@ -144,28 +148,28 @@ func (d *directory) look(name string, settled, thorough bool, parse func(string,
 	if err != nil {
 		return f.fail(name, err)
 	}
-	f.declarations, f.errors = good, rejected
+	f.declarations, f.problems = good, rejected
 	return true
 }
 
 // fail notes why a file could not be taken, and reports whether that is news. Its last good declarations stay.
-func (f *file) fail(name string, err error) bool {
-	message := sentence(err)
+func (f *file[T]) fail(name string, err error) bool {
+	message := Sentence(err)
 	if len(f.declarations) > 0 {
 		message += "; its last good version stays in force"
 	}
-	failure := []SourceError{{File: name, Message: message}}
-	if slices.Equal(f.errors, failure) {
+	failure := []Problem{{File: name, Message: message}}
+	if slices.Equal(f.problems, failure) {
 		return false
 	}
-	f.errors = failure
+	f.problems = failure
 	return true
 }
 
-// all returns what every file declares, in the order of file names and of entries within a file, and what is wrong.
-func (d *directory) all() (declarations []declaration, problems []SourceError) {
+// All returns what every file declares, in the order of file names and of entries within a file, and what is wrong.
+func (d *Dir[T]) All() (declarations []T, problems []Problem) {
 	if d.err != nil {
-		problems = append(problems, SourceError{Message: d.err.Error()})
+		problems = append(problems, Problem{Message: d.err.Error()})
 	}
 	names := make([]string, 0, len(d.files))
 	for name := range d.files {
@@ -174,7 +178,7 @@ func (d *directory) all() (declarations []declaration, problems []SourceError) {
 	slices.Sort(names)
 	for _, name := range names {
 		declarations = append(declarations, d.files[name].declarations...)
-		problems = append(problems, d.files[name].errors...)
+		problems = append(problems, d.files[name].problems...)
 	}
 	return declarations, problems
 }
@@ -205,12 +209,12 @@ func readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	content, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
+	content, err := io.ReadAll(io.LimitReader(f, MaxFileSize+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(content) > maxFileSize {
-		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxFileSize)
+	if len(content) > MaxFileSize {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, MaxFileSize)
 	}
 	return content, nil
 }

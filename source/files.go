@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/weftmesh/weft/internal/yamldir"
+	"github.com/weftmesh/weft/service"
+)
+
+// How often the directory is looked at: by file attributes, and by content for what attributes do not show. A change is
+// taken at the second look that sees it.
+const (
+	scanInterval     = 200 * time.Millisecond
+	thoroughInterval = 30 * time.Second
+)
+
+// Files is the source of the services that the YAML files of a directory declare. Files that become bad leave their last good
+// version in force.
+type Files struct {
+	*Table
+	dir   *yamldir.Dir[declared] // only Run touches it
+	ready chan struct{}
+
+	mu       sync.Mutex
+	problems []string // replaced, never changed
+}
+
+var _ Source = (*Files)(nil)
+
+// NewFiles assembles a source; nothing is read before Run.
+func NewFiles(dir string) *Files {
+	return &Files{Table: NewTable(true), dir: yamldir.New[declared](dir, "services"), ready: make(chan struct{})}
+}
+
+func (f *Files) String() string { return "service files" }
+
+// Ready is closed once the directory has been read for the first time.
+func (f *Files) Ready() <-chan struct{} { return f.ready }
+
+// Problems returns what is wrong with the files.
+func (f *Files) Problems() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.problems)
+}
+
+// Run follows the directory until ctx ends.
+func (f *Files) Run(ctx context.Context) error {
+	f.scan(true)
+	close(f.ready)
+	often, seldom := time.NewTicker(scanInterval), time.NewTicker(thoroughInterval)
+	defer often.Stop()
+	defer seldom.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-often.C:
+			f.scan(false)
+		case <-seldom.C:
+			f.scan(true)
+		}
+	}
+}
+
+// piece is the one piece of backends that a declared service has.
+const piece = ""
+
+// scan looks at the directory.
+func (f *Files) scan(thorough bool) {
+	if !f.dir.Scan(thorough, parseFile) {
+		return
+	}
+	all, problems := f.dir.All()
+	there := make(map[service.Name]string, len(all))
+	for i := range all {
+		d := &all[i]
+		if first, twice := there[d.Name]; twice {
+			problems = append(problems, yamldir.Problem{File: d.file, Line: d.line, Message: "service " + d.Name.String() + " is declared already, in " + first})
+			continue
+		}
+		there[d.Name] = d.file
+		f.PutBackends(d.Name, piece, d.Backends)
+		f.PutService(d.Service)
+	}
+	f.Keep(func(name service.Name) bool { _, ok := there[name]; return ok })
+	f.KeepBackends(func(name service.Name, _ string) bool { _, ok := there[name]; return ok })
+	var texts []string
+	for _, p := range problems {
+		if p.File != "" {
+			p.File = filepath.Join(f.dir.Path, p.File)
+		}
+		texts = append(texts, p.Error())
+	}
+	f.mu.Lock()
+	f.problems = texts
+	f.mu.Unlock()
+	f.Wake()
+}
+
+// parseFile reads a file of services.
+func parseFile(file string, content []byte) ([]declared, []yamldir.Problem, error) {
+	return yamldir.Parse(file, content, func(node *yaml.Node) (declared, error) {
+		s, err := declare(node)
+		return declared{Service: s, file: file, line: node.Line}, err
+	})
+}
+
+// declared is a service with the place where it stands.
+type declared struct {
+	Service
+	file string
+	line int
+}
