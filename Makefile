@@ -56,6 +56,7 @@ lab: deps build ## build the two-cluster lab and leave it up to play with
 
 test: deps kube-apiserver ## run every test with the race detector
 	CGO_ENABLED=1 go test -race -count=1 -timeout 15m ./...
+	cd test/chart && go test -count=1 ./...
 
 kube-apiserver: $(KUBE_APISERVER) ## build the API server of Kubernetes that tests run (some minutes, once)
 
@@ -78,6 +79,7 @@ check: deps ## gofmt, vet, staticcheck, tidy, generated files unchanged, archite
 	go tool staticcheck ./...
 	go mod tidy -diff
 	cd test/kubeapiserver && go mod tidy -diff
+	cd test/chart && go vet ./... && go mod tidy -diff
 	@before=$$(sha256sum bpf/*_bpfel.* bpf/measure/*_bpfel.*); $(MAKE) -s generate; \
 		[ "$$before" = "$$(sha256sum bpf/*_bpfel.* bpf/measure/*_bpfel.*)" ] || { echo "bpf: generated files are not what the C makes: run 'make generate' and commit"; exit 1; }
 	go test -count=1 .

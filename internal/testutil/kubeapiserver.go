@@ -170,6 +170,19 @@ func (k *KubeAPIServer) Create(t testing.TB, path, object string) []byte {
 	return k.must(t, http.MethodPost, path, object)
 }
 
+// Apply makes the object at path what a manifest says, as `kubectl apply --server-side` does; fields that the server does
+// not know are errors.
+func (k *KubeAPIServer) Apply(t testing.TB, path, manifest string) {
+	t.Helper()
+	_, err := k.request(call{
+		method: http.MethodPatch, path: path + "?fieldManager=test&force=true&fieldValidation=Strict", token: adminToken,
+		body: manifest, contentType: "application/apply-patch+yaml",
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // Patch merges JSON into the object at path.
 func (k *KubeAPIServer) Patch(t testing.TB, path, merge string) {
 	t.Helper()
@@ -212,19 +225,21 @@ func (k *KubeAPIServer) must(t testing.TB, method, path, body string) []byte {
 	return answer
 }
 
-// call is one request to the server.
-type call struct{ method, path, token, body string }
+// call is one request to the server. The body is JSON unless contentType says otherwise.
+type call struct{ method, path, token, body, contentType string }
 
 func (k *KubeAPIServer) request(c call) ([]byte, error) {
 	request, err := http.NewRequest(c.method, "https://"+k.Addr+c.path, strings.NewReader(c.body))
 	if err != nil {
 		return nil, err
 	}
-	contentType := "application/json"
-	if c.method == http.MethodPatch {
-		contentType = "application/merge-patch+json"
+	if c.contentType == "" {
+		c.contentType = "application/json"
+		if c.method == http.MethodPatch {
+			c.contentType = "application/merge-patch+json"
+		}
 	}
-	request.Header.Set("Content-Type", contentType)
+	request.Header.Set("Content-Type", c.contentType)
 	request.Header.Set("Authorization", "Bearer "+c.token)
 	response, err := k.http.Do(request)
 	if err != nil {

@@ -144,3 +144,44 @@ func TestOptions(t *testing.T) {
 		}
 	}
 }
+
+// What agent and operator may do is what the files beside the chart say: those are what their tests grant them.
+func TestRules(t *testing.T) {
+	rendered, err := os.ReadFile("testdata/member.rendered.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := rules(t, string(rendered))
+	if len(got) != 3 {
+		t.Errorf("the chart has the roles %v", slices.Sorted(maps.Keys(got)))
+	}
+	for _, file := range []string{"agent-rbac.yaml", "operator-rbac.yaml"} {
+		text, err := os.ReadFile(filepath.Join(dir, "..", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for role, want := range rules(t, string(text)) {
+			if got[role] != want {
+				t.Errorf("%s: the chart grants\n%s\nwant\n%s", role, got[role], want)
+			}
+		}
+	}
+}
+
+// rules are those of the roles among objects, as YAML.
+func rules(t *testing.T, objects string) map[string]string {
+	t.Helper()
+	found := make(map[string]string)
+	for _, text := range strings.Split("\n"+objects, "\n---\n") {
+		object := parse(t, text)
+		if object["rules"] == nil {
+			continue
+		}
+		out, err := yaml.Marshal(object["rules"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[fmt.Sprint(object["kind"], " ", object["metadata"].(map[string]any)["name"])] = string(out)
+	}
+	return found
+}
