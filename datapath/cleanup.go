@@ -59,7 +59,7 @@ func Cleanup(bpffs string, dryRun bool) ([]Remnant, error) {
 	}
 	defer h.Close()
 	c.host = h
-	steps := []func() error{c.links, c.filters, c.routes, c.overlay, c.programs, c.maps, c.directories}
+	steps := []func() error{c.links, c.filters, c.routes, c.overlay, c.services, c.programs, c.maps, c.directories}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return c.found, err
@@ -267,7 +267,7 @@ func (c *cleaner) maps() error {
 	}
 	for _, name := range names {
 		path := c.dir.file(name)
-		if slices.Contains([]string{pinLinksDir, pinProgramsDir, pinQdiscsDir}, name) {
+		if slices.Contains([]string{pinLinksDir, pinProgramsDir, pinQdiscsDir, pinServicesDir}, name) {
 			continue
 		}
 		if why := notOurMap(path, name, spec); why != "" {
@@ -304,7 +304,7 @@ func (c *cleaner) directories() error {
 		return nil
 	}
 	kept := slices.ContainsFunc(c.found, func(r Remnant) bool { return r.Kept != "" && strings.HasPrefix(r.Object, c.dir.path) })
-	for _, path := range []string{c.dir.file(pinLinksDir), c.dir.file(pinProgramsDir), c.dir.file(pinQdiscsDir), c.dir.path} {
+	for _, path := range []string{c.dir.file(pinLinksDir), c.dir.file(pinProgramsDir), c.dir.file(pinQdiscsDir), c.dir.file(pinServicesDir), c.dir.path} {
 		if _, err := os.Lstat(path); err != nil {
 			continue
 		}

@@ -119,28 +119,31 @@ func (c *Counters) Missed() ([]Missed, error) {
 // openPinReadOnly opens the pin of the map that the specs call name, after checking that it is one of that kind. Its size
 // may be any.
 func openPinReadOnly(bpffs, pin, name string) (*ebpf.Map, error) {
+	spec, err := bpf.Load()
+	if err != nil {
+		return nil, err
+	}
+	return openPin(bpffs, pin, spec.Maps[name], &ebpf.LoadPinOptions{ReadOnly: true})
+}
+
+// openPin is openPinReadOnly for a map of any spec, and whatever it is opened for.
+func openPin(bpffs, pin string, spec *ebpf.MapSpec, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
 	if err := checkBPFFS(bpffs); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(bpffs, pinDirName, pin)
-	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	m, err := ebpf.LoadPinnedMap(path, opts)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%s does not exist: no agent has run with --bpffs %s: %w", path, bpffs, err)
 	case err != nil:
 		return nil, explain("open "+path, err)
 	}
-	spec, err := bpf.Load()
-	if err == nil {
-		want := spec.Maps[name].Copy()
-		want.MaxEntries = m.MaxEntries()
-		if err = want.Compatible(m); err != nil {
-			err = fmt.Errorf("%w: %s was made by another version of weft: %w", ErrIncompatible, path, err)
-		}
-	}
-	if err != nil {
+	want := spec.Copy()
+	want.MaxEntries = m.MaxEntries()
+	if err := want.Compatible(m); err != nil {
 		_ = m.Close()
-		return nil, err
+		return nil, fmt.Errorf("%w: %s was made by another version of weft: %w", ErrIncompatible, path, err)
 	}
 	return m, nil
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/ipcache"
 	"github.com/weftmesh/weft/node"
+	"github.com/weftmesh/weft/service"
 )
 
 // DefaultMaxEntries is the size of the ipcache map unless configured otherwise.
@@ -66,7 +67,16 @@ type Config struct {
 	// Listed reports whether all that the cluster with this id claims is in IPs and Nodes, so that entries which nobody
 	// claims may be pruned; for id 0, whether that holds for every cluster. It is called from several goroutines.
 	Listed func(identity.ClusterID) bool
-	Log    *slog.Logger
+	// Services says what services lead to; nil: sockets are given no backends.
+	Services ServiceSource
+	// ServicesListed reports whether all services and backends that there are have been heard, so that those in the kernel
+	// which nobody claims may be pruned. It is called from several goroutines.
+	ServicesListed func() bool
+	// ServiceCgroup is the directory of the cgroup whose sockets reach services; "": see [DefaultCgroup].
+	ServiceCgroup string
+	// ServiceAlgorithm is that of services that ask for none.
+	ServiceAlgorithm service.Algorithm
+	Log              *slog.Logger
 
 	withoutTCX bool // as on a kernel that has none
 }
@@ -82,6 +92,8 @@ func (c *Config) validate() error {
 		return errors.New("datapath: no identity layout")
 	case c.IPs == nil || c.Nodes == nil || c.Listed == nil || c.Log == nil:
 		return errors.New("datapath: IPs, Nodes, Listed and Log are required")
+	case c.Services != nil && c.ServicesListed == nil:
+		return errors.New("datapath: Services need ServicesListed")
 	}
 	for cluster, mode := range c.ClusterRouting {
 		if !mode.Valid() {
@@ -147,14 +159,16 @@ type Datapath struct {
 
 	// compareMap and compareHost reach those who own the map, and devices and routes.
 	compareMap, compareHost chan comparison
+	compareServices         chan comparison // nil without services
 
 	ready   chan struct{}
-	unready atomic.Int32 // how many of the two conditions of ready do not hold yet
+	unready atomic.Int32 // how many of the conditions of ready do not hold yet
 
 	mu         sync.Mutex
-	state      Status      // but for the parts that others keep
-	reconciler *reconciler // nil before Run
-	fast       *fastPath   // nil before Run
+	state      Status             // but for the parts that others keep
+	reconciler *reconciler        // nil before Run
+	fast       *fastPath          // nil before Run
+	services   *serviceReconciler // nil before Run, and without services
 }
 
 // New checks cfg. It touches nothing; Run does.
@@ -173,13 +187,18 @@ func New(cfg Config) (*Datapath, error) {
 	}
 	d.state.IPCache.MaxEntries = cfg.MaxEntries
 	d.unready.Store(2)
+	if cfg.Services != nil {
+		d.compareServices = make(chan comparison)
+		d.unready.Store(3)
+	}
 	return d, nil
 }
 
 // String names the task.
 func (d *Datapath) String() string { return "datapath" }
 
-// Ready is closed when, for the first time, the devices that exist have their programs and the map equals the tables. A
+// Ready is closed when, for the first time, the devices that exist have their programs, the map equals the tables, and the
+// cgroup, where services are wanted, has its programs and the kernel all services. A
 // configured device that does not exist does not hold it up; having no device at all does.
 func (d *Datapath) Ready() <-chan struct{} { return d.ready }
 
@@ -220,6 +239,11 @@ func (d *Datapath) Run(ctx context.Context) error {
 	d.mu.Lock()
 	d.reconciler, d.fast = reconciler, fast
 	d.mu.Unlock()
+	services, err := d.openServices(dir)
+	if err != nil {
+		return err
+	}
+	defer services.Close()
 	events, err := ringbuf.NewReader(maps[bpf.MapEvents])
 	if err != nil {
 		return explain("read events", err)
@@ -230,6 +254,8 @@ func (d *Datapath) Run(ctx context.Context) error {
 	defer events.Close()
 	defer cancel()
 	tasks.Go(func() { d.flows.read(events) })
+	services.start(ctx, &tasks, d)
+	defer services.stopReading()
 	tasks.Go(func() { reconciler.run(ctx, sync.OnceFunc(d.achieved)) })
 	k := &keeper{
 		datapath: d,

@@ -10,6 +10,7 @@ const (
 	KindProgram = "program" // a pinned program
 	KindLink    = "link"    // a program at a hook
 	KindPin     = "pin"     // a pinned map
+	KindService = "service" // a frontend of a service
 )
 
 // Difference is one thing in the kernel that is not as the tables and the configuration want it.

@@ -21,6 +21,8 @@ type Status struct {
 	Overlay *OverlayStatus `json:"overlay,omitempty"`
 	Routes  []RouteStatus  `json:"routes"`
 	Flows   FlowStatus     `json:"flows"`
+	// Services is nil where sockets are not given backends.
+	Services *ServiceStatus `json:"services,omitempty"`
 	// Errors are those that belong to no device, map or route, such as a list of routes that could not be read.
 	Errors []string `json:"errors,omitempty"`
 }
@@ -111,13 +113,17 @@ type FlowStatus struct {
 func (d *Datapath) Status() Status {
 	d.mu.Lock()
 	s := d.state
-	reconciler, fast, flows := d.reconciler, d.fast, d.flows
+	reconciler, fast, flows, services := d.reconciler, d.fast, d.flows, d.services
 	d.mu.Unlock()
 	if reconciler != nil {
 		s.IPCache = reconciler.status()
 		s.FastPath = fast.status()
 	}
 	s.Flows = flows.status()
+	if services != nil {
+		status := services.status()
+		s.Services = &status
+	}
 	select {
 	case <-d.ready:
 		s.Ready = true

@@ -54,11 +54,15 @@ type comparisonResult struct {
 	err error
 }
 
-// Verify compares the kernel with the tables: map, routes, devices, programs, pins. With repair it makes right what it
+// Verify compares the kernel with the tables: map, routes, devices, programs, pins, services. With repair it makes right what it
 // finds. It is safe for concurrent use and waits for Run to be under way.
 func (d *Datapath) Verify(ctx context.Context, repair bool) (Report, error) {
 	var whole Report
-	for _, owner := range []chan comparison{d.compareMap, d.compareHost} {
+	owners := []chan comparison{d.compareMap, d.compareHost}
+	if d.compareServices != nil {
+		owners = append(owners, d.compareServices)
+	}
+	for _, owner := range owners {
 		reply := make(chan comparisonResult, 1)
 		select {
 		case <-ctx.Done():

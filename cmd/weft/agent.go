@@ -230,14 +230,21 @@ func (a *agent) addMesh() (err error) {
 }
 
 func (a *agent) addDatapath() (err error) {
-	a.datapath, err = datapath.New(datapath.Config{
+	cfg := datapath.Config{
 		BPFFS: a.cfg.bpffs, Devices: a.cfg.devices, RoutingMode: datapath.RoutingMode(a.cfg.routingMode),
 		ClusterRouting: a.cfg.clusterRouting(), TunnelPort: a.cfg.tunnelPort, OverlayLax: a.cfg.overlayCheck == "count", Mark: a.cfg.datapathMark(),
 		MaxEntries: a.cfg.maxEntries, VerifyInterval: a.cfg.verifyInterval, ClusterName: a.cfg.clusterName, NodeName: a.cfg.nodeName, NodeIPs: a.cfg.nodeIPs,
 		DualStack: a.dualStack(), Underlay6: a.underlay6(), FlowSample: a.cfg.flowSample, Layout: a.cfg.layout,
 		LocalPodCIDRs: a.self.PodCIDRs(), IPs: a.ips, Nodes: a.nodes, Listed: a.listed, Log: a.log.With("task", "datapath"),
-	})
-	if err == nil {
+	}
+	if a.cfg.serviceLB {
+		cfg.Services, cfg.ServicesListed = a.services, a.servicesListed
+		cfg.ServiceCgroup = a.cfg.serviceCgroup
+		if cfg.ServiceAlgorithm, err = service.ParseAlgorithm(a.cfg.serviceAlgorithm); err != nil {
+			return err
+		}
+	}
+	if a.datapath, err = datapath.New(cfg); err == nil {
 		a.tasks = append(a.tasks, a.datapath)
 	}
 	return err
@@ -271,6 +278,9 @@ func (a *agent) listed(id identity.ClusterID) bool {
 	}
 	return a.mesh.Listed(id)
 }
+
+// servicesListed reports whether all that clusters say of services has been heard.
+func (a *agent) servicesListed() bool { return a.mesh.Listed(0) }
 
 // close releases what newAgent opened. Tasks have ended before.
 func (a *agent) close() {

@@ -30,6 +30,7 @@ func bpfCommand(env environment, c *clientOptions) *cobra.Command {
 	return group("bpf", "What is in the kernel, whether an agent runs or not",
 		group("ipcache", "The map that identifies addresses", bpfIPCacheList(env, c), bpfIPCacheGet(env, c)),
 		group("counters", "Packets by identity and verdict", bpfCountersList(env, c)),
+		group("service", "The table of services that sockets are given backends from", bpfServiceList(env, c)),
 	)
 }
 

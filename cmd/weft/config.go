@@ -19,6 +19,7 @@ import (
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/kvstore"
 	"github.com/weftmesh/weft/node"
+	"github.com/weftmesh/weft/service"
 )
 
 // Where things are unless an option says otherwise.
@@ -87,6 +88,9 @@ type agentOptions struct {
 	maxEntries           uint32
 	verifyInterval       time.Duration
 	flowSample           uint32
+	serviceLB            bool
+	serviceCgroup        string
+	serviceAlgorithm     string
 	metricsAddress       netip.AddrPort
 	pageAddress          netip.AddrPort
 	logLevel             slog.Level
@@ -143,6 +147,12 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.DurationVar(&o.verifyInterval, "verify-interval", datapath.DefaultVerifyInterval,
 		"how often, at about, the kernel's map is compared as a whole with what is known, a `duration`")
 	flags.Uint32Var(&o.flowSample, "flow-sample", 100, "report one in this `number` of packets as a flow; 0: none")
+	flags.BoolVar(&o.serviceLB, "service-lb", false,
+		"give sockets that ask for a service one of its backends, in whatever cluster it is")
+	flags.StringVar(&o.serviceCgroup, "service-cgroup", "",
+		"`directory` of the cgroup whose sockets reach services (default: the root of the unified hierarchy)")
+	flags.StringVar(&o.serviceAlgorithm, "service-algorithm", service.Random.String(),
+		"how a backend is chosen where a service does not say it, a `word`: random or maglev")
 	flags.TextVar(&o.metricsAddress, "metrics-address", netip.AddrPort{},
 		"`address` of the loopback device, such as 127.0.0.1:9879, that answers /metrics and health probes, too (default: the socket only)")
 	flags.TextVar(&o.pageAddress, "page-address", netip.AddrPort{},
@@ -290,6 +300,10 @@ func (c *agentConfig) check() (err error) {
 		return errors.New("--kubeconfig: it is read with --kubernetes alone: give that, too")
 	case c.maxEntries == 0:
 		return errors.New("--max-ipcache-entries: want at least 1")
+	case c.serviceCgroup != "" && !c.serviceLB:
+		return errors.New("--service-cgroup: it is used with --service-lb alone: give that, too")
+	case c.serviceCgroup != "" && !filepath.IsAbs(c.serviceCgroup):
+		return fmt.Errorf("--service-cgroup %q: want an absolute path", c.serviceCgroup)
 	case c.tunnelPort == 0:
 		return errors.New("--tunnel-port: want at least 1")
 	case c.overlayCheck != "drop" && c.overlayCheck != "count":
@@ -299,6 +313,9 @@ func (c *agentConfig) check() (err error) {
 	}
 	if err := checkNodeName(c.nodeName); err != nil {
 		return err
+	}
+	if _, err := service.ParseAlgorithm(c.serviceAlgorithm); err != nil {
+		return fmt.Errorf("--service-algorithm: %w", err)
 	}
 	if !datapath.RoutingMode(c.routingMode).Valid() {
 		return fmt.Errorf("--routing-mode %q: want none, native or tunnel", c.routingMode)

@@ -127,6 +127,9 @@ var helpTexts = map[string]help{
 	"bpf counters list": {"List the packets and bytes that the programs have seen, by direction, identity of the peer, and verdict, read off the " +
 		"kernel's map: it needs no agent. The counters outlive the agent.",
 		[]string{"weft bpf counters list", "weft bpf counters list --watch"}},
+	"bpf service list": {"List the services of the kernel's table: frontends, the backends that sockets are given now, how one is chosen, and how many " +
+		"flows got one or were refused. It is read off its pins and needs no agent.",
+		[]string{"weft bpf service list", "weft bpf service list -o json"}},
 	"flows": {"Show sampled packets with the identities of both sides, as the kernel's programs saw them: the agent remembers the last 4096. How " +
 		"many packets are sampled is the agent's --flow-sample.",
 		[]string{"weft flows", "weft flows --follow", "weft flows --last 10 -o json"}},

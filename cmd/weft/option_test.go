@@ -83,6 +83,9 @@ var others = map[string][3]string{
 	"max-ipcache-entries":       {"1", "2", "3"},
 	"verify-interval":           {"1m0s", "2m0s", "3m0s"},
 	"flow-sample":               {"1", "2", "3"},
+	"service-lb":                {"true", "true", "true"},
+	"service-cgroup":            {"/a", "/b", "/c"},
+	"service-algorithm":         {"maglev", "maglev", "maglev"},
 	"metrics-address":           {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
 	"page-address":              {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
 	"log-level":                 {"DEBUG", "WARN", "ERROR"},
@@ -110,7 +113,7 @@ func TestPrecedence(t *testing.T) {
 			values = custom
 		}
 		t.Run(f.Name, func(t *testing.T) {
-			base := map[string]string{"WEFT_CLUSTER_NAME": "base", "WEFT_CLUSTER_ID": "9", "WEFT_NODE_NAME": "base", "WEFT_CLUSTERMESH_CACHE_TTL": "9m", "WEFT_KUBERNETES": "true"}
+			base := map[string]string{"WEFT_CLUSTER_NAME": "base", "WEFT_CLUSTER_ID": "9", "WEFT_NODE_NAME": "base", "WEFT_CLUSTERMESH_CACHE_TTL": "9m", "WEFT_KUBERNETES": "true", "WEFT_SERVICE_LB": "true"}
 			file := writeFile(t, "agent.yaml", fmt.Sprintf("%s: %s\n", f.Name, values[2]))
 			get := func(env, flag string) string {
 				t.Helper()
@@ -175,6 +178,7 @@ func optionIn(t *testing.T, cfg agentConfig, name string) string {
 		"cluster-routing-mode": strings.Join(texts(cfg.clusterRoutingMode), ","), "tunnel-port": cfg.tunnelPort,
 		"overlay-check": cfg.overlayCheck, "mark": cfg.mark, "mark-mask": cfg.markMask.String(), "mark-shift": cfg.markShift,
 		"kvstore-lease-ttl": cfg.kvstoreLeaseTTL, "verify-interval": cfg.verifyInterval,
+		"service-lb": cfg.serviceLB, "service-cgroup": cfg.serviceCgroup, "service-algorithm": cfg.serviceAlgorithm,
 		"kubernetes": cfg.kubernetes, "kubeconfig": cfg.kubeconfig, "state-dir": cfg.stateDir,
 	}
 	value, ok := v[name]
@@ -279,6 +283,9 @@ func TestBadOptions(t *testing.T) {
 		{args: []string{"--cluster-routing-mode", "west"}, want: `"west": want CLUSTER=MODE`},
 		{args: []string{"--cluster-routing-mode", "west=both"}, want: `"west=both": want CLUSTER=MODE`},
 		{args: []string{"--cluster-routing-mode", "West=tunnel"}, want: "cluster name"},
+		{args: []string{"--service-cgroup", "/x"}, want: "--service-cgroup: it is used with --service-lb alone"},
+		{args: []string{"--service-lb", "--service-cgroup", "x"}, want: `--service-cgroup "x": want an absolute path`},
+		{args: []string{"--service-algorithm", "roundrobin"}, want: `algorithm "roundrobin"`},
 		{args: []string{"--tunnel-port", "0"}, want: "--tunnel-port: want at least 1"},
 		{args: []string{"--overlay-check", "maybe"}, want: `--overlay-check "maybe": want drop or count`},
 		{args: []string{"--mark", "some"}, want: `--mark "some": want none, cilium or custom`},

@@ -1,0 +1,565 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/weftmesh/weft/service"
+)
+
+// ServiceSource says what each frontend is to lead to. [service.Table] is the one of an agent.
+type ServiceSource interface {
+	// Changes returns what changed after a revision, of at most so many frontends; nothing means that there is no more. full:
+	// the revision is too old to tell deletions, and all frontends follow from here on.
+	Changes(since service.Revision, max int) (changes []service.Change, next service.Revision, full bool)
+	// Changed returns a channel that is closed at the next change.
+	Changed() <-chan struct{}
+}
+
+const (
+	// serviceChunk is how many changes are taken at once.
+	serviceChunk = 1024
+	// unclaimedTime is how long backends stay that were found in the kernel and that nobody claims, while a cluster that may
+	// do so cannot be heard. Then they go, unless a service would be left without any.
+	unclaimedTime = 5 * time.Minute
+	// serviceRetryMax bounds the intervals at which failed writes are tried again; that begins with reading everything.
+	serviceRetryMax = 15 * time.Second
+	// serviceGlance is how often pins and links are looked at.
+	serviceGlance = time.Second
+)
+
+// serviceReconciler makes the kernel's table of services equal what the source says. Only its run method and what that
+// calls write; status is safe for concurrent use.
+type serviceReconciler struct {
+	source    ServiceSource
+	table     *serviceTable
+	attacher  *serviceAttacher
+	listed    func() bool
+	destroy   func([]abandoned) (int, error) // sockets that are connected to backends that are gone
+	algorithm service.Algorithm
+	log       *slog.Logger
+	requests  <-chan comparison
+	// verifyEvery is how often, at about, the kernel is compared with the source as a whole.
+	verifyEvery time.Duration
+
+	since   service.Revision
+	began   time.Time
+	settled bool // what was found in the kernel is claimed or gone
+	// show: programs may be attached; not before a table that was made anew has what the one before had.
+	show      bool
+	inherited map[service.Frontend]struct{} // found in the kernel, and not spoken of yet
+	spoken    map[service.Frontend]struct{} // while all are told anew; else nil
+	failed    map[service.Frontend]error
+	backoff   time.Duration
+	nextRetry time.Time
+
+	mu    sync.Mutex
+	state ServiceStatus
+}
+
+// note changes the status.
+func (r *serviceReconciler) note(change func(*ServiceStatus)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(&r.state)
+}
+
+func (r *serviceReconciler) status() ServiceStatus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.state
+}
+
+// adopt takes over what the kernel holds and begins with the source anew.
+func (r *serviceReconciler) adopt() error {
+	if err := r.table.adopt(); err != nil {
+		return err
+	}
+	r.inherited = make(map[service.Frontend]struct{}, len(r.table.all))
+	for f := range r.table.all {
+		r.inherited[f] = struct{}{}
+	}
+	r.settled = len(r.inherited) == 0
+	r.again()
+	return nil
+}
+
+// again begins with the source anew.
+func (r *serviceReconciler) again() {
+	r.since, r.spoken = service.Revision{}, map[service.Frontend]struct{}{}
+}
+
+// run reconciles until ctx ends. It calls done after each pass that left nothing to do.
+func (r *serviceReconciler) run(ctx context.Context, done func()) {
+	verify := time.NewTimer(jittered(r.verifyEvery))
+	defer verify.Stop()
+	glance := time.NewTicker(serviceGlance)
+	defer glance.Stop()
+	for ctx.Err() == nil {
+		changed := r.source.Changed()
+		r.pass(ctx, time.Now())
+		r.attach()
+		r.publish()
+		if r.well() {
+			done()
+		}
+		if !r.wait(ctx, changed, glance.C, verify) {
+			return
+		}
+	}
+}
+
+// wait returns when there may be something to do; false when ctx has ended.
+func (r *serviceReconciler) wait(ctx context.Context, changed <-chan struct{}, glance <-chan time.Time, verify *time.Timer) bool {
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-changed:
+			return true
+		case now := <-glance:
+			r.publish()
+			if !r.settled || len(r.failed) > 0 && now.After(r.nextRetry) || r.show && !r.attacher.intact() {
+				return true
+			}
+		case <-verify.C:
+			if _, err := r.verify(ctx, true); err != nil {
+				r.log.Warn("compare the services with the kernel", "err", err)
+			}
+			verify.Reset(jittered(r.verifyEvery))
+			return true
+		case c := <-r.requests:
+			report, err := r.verify(ctx, c.repair)
+			c.reply <- comparisonResult{report, err}
+			return true
+		}
+	}
+}
+
+func (r *serviceReconciler) well() bool {
+	s := r.status()
+	return len(r.failed) == 0 && s.LastError == "" && (!r.show || s.attached())
+}
+
+// pass makes all that the source has to say true.
+func (r *serviceReconciler) pass(ctx context.Context, now time.Time) {
+	// Asked before the source is, so that what is complete is in what it says.
+	listed := r.settled || r.listed()
+	if len(r.failed) > 0 && now.After(r.nextRetry) {
+		r.again()
+	}
+	for ctx.Err() == nil {
+		batch, next, full := r.source.Changes(r.since, serviceChunk)
+		if full {
+			r.spoken = map[service.Frontend]struct{}{}
+		}
+		r.since = next
+		for i := range batch {
+			r.apply(&batch[i], now)
+		}
+		if len(batch) == 0 {
+			break
+		}
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	r.sweep(listed, now)
+	if !r.settled {
+		r.settle(listed, now)
+	}
+	r.show = r.show || r.settled
+	if len(r.failed) > 0 && now.After(r.nextRetry) {
+		r.backoff = min(max(2*r.backoff, retryMin), serviceRetryMax)
+		r.nextRetry = now.Add(r.backoff)
+	}
+	if gone := r.table.takeAbandoned(); len(gone) > 0 {
+		n, err := r.destroy(gone)
+		r.note(func(s *ServiceStatus) {
+			s.Destroyed += uint64(n)
+			s.DestroyError = ""
+			if err != nil {
+				s.DestroyError = err.Error()
+			}
+		})
+	}
+}
+
+// settings are those of a selection.
+func (r *serviceReconciler) settings(c *service.Selection) serviceSettings {
+	algorithm := c.Algorithm
+	if algorithm == service.AlgorithmDefault {
+		algorithm = r.algorithm
+	}
+	return serviceSettings{
+		affinity: c.ClientAffinity,
+		maglev:   algorithm == service.Maglev,
+	}
+}
+
+// apply makes one change.
+func (r *serviceReconciler) apply(c *service.Change, now time.Time) {
+	delete(r.inherited, c.Frontend)
+	switch err := r.change(c); {
+	case err != nil:
+		r.fail(c.Frontend, err, now)
+	case c.Whole || c.Deleted: // after a failure, nothing less says that all is as it should be
+		delete(r.failed, c.Frontend)
+	}
+}
+
+func (r *serviceReconciler) change(c *service.Change) error {
+	if c.Deleted {
+		return r.table.remove(c.Frontend)
+	}
+	if r.spoken != nil {
+		r.spoken[c.Frontend] = struct{}{}
+	}
+	if c.Protocol != service.TCP && c.Protocol != service.UDP {
+		return r.table.remove(c.Frontend) // sockets of other protocols run no program; see Status
+	}
+	s := r.table.all[c.Frontend]
+	switch {
+	case s == nil && !c.Whole:
+		return errors.New("it is not there yet") // all of it is asked for again
+	case s == nil:
+		return r.write(s, c, c.Backends, nil)
+	case !c.Whole:
+		return r.write(s, c, c.Added, c.Removed)
+	}
+	have := r.table.list(s)
+	add, remove := differ(have, c.Backends)
+	for _, b := range c.Backends {
+		delete(s.unclaimed, b)
+	}
+	remove = slices.DeleteFunc(remove, func(b service.Backend) bool { _, ok := s.unclaimed[b]; return ok })
+	return r.write(s, c, add, remove)
+}
+
+// write makes a change of backends, without those of another family, which a frontend cannot lead to.
+func (r *serviceReconciler) write(s *kernelService, c *service.Change, add, remove []service.Backend) error {
+	foreign := func(b service.Backend) bool { return b.Addr.Unmap().Is4() != c.Addr.Unmap().Is4() }
+	if slices.ContainsFunc(add, foreign) {
+		add = slices.DeleteFunc(slices.Clone(add), foreign)
+	}
+	if s != nil {
+		for _, b := range add {
+			delete(s.unclaimed, b)
+		}
+	}
+	settings := r.settings(&c.Selection)
+	err := r.table.change(c.Frontend, settings, add, remove)
+	if !errors.Is(err, errServicesFull) {
+		return err
+	}
+	// What goes must go, and makes room for some of what comes.
+	if s != nil || len(add) == 0 {
+		err = r.table.change(c.Frontend, settings, nil, remove)
+	}
+	for i := 0; i < len(add) && (err == nil || i == 0); i++ {
+		err = r.table.change(c.Frontend, settings, add[i:i+1], nil)
+	}
+	return err
+}
+
+// differ compares two sorted lists.
+func differ(have, want []service.Backend) (add, remove []service.Backend) {
+	for len(have) > 0 && len(want) > 0 {
+		switch c := have[0].Compare(want[0]); {
+		case c == 0:
+			have, want = have[1:], want[1:]
+		case c < 0:
+			remove, have = append(remove, have[0]), have[1:]
+		default:
+			add, want = append(add, want[0]), want[1:]
+		}
+	}
+	return append(add, want...), append(remove, have...)
+}
+
+// fail notes that the kernel is not what it should be.
+func (r *serviceReconciler) fail(f service.Frontend, err error, now time.Time) {
+	if errors.Is(err, errServicesFull) {
+		err = fmt.Errorf("%w: %d frontends and %d backends are in it", err, len(r.table.all), r.table.members.used())
+	}
+	if len(r.failed) == 0 {
+		r.nextRetry, r.backoff = now.Add(retryMin), retryMin
+		r.log.Error("a service cannot be written, will try again", "frontend", f, "err", err)
+	}
+	r.failed[f] = err
+	r.note(func(s *ServiceStatus) {
+		s.Failures++
+		s.LastError, s.LastErrorAt = fmt.Sprintf("frontend %v: %v", f, err), now
+	})
+}
+
+// sweep ends a round in which all frontends were told: what was not spoken of is gone, but for what was found in the kernel
+// and may be spoken of yet.
+func (r *serviceReconciler) sweep(listed bool, now time.Time) {
+	if r.spoken == nil {
+		return
+	}
+	spoken := r.spoken
+	r.spoken = nil
+	for f := range r.failed {
+		if _, ok := spoken[f]; !ok {
+			delete(r.failed, f)
+		}
+	}
+	for f := range r.table.all {
+		_, ok := spoken[f]
+		_, inherited := r.inherited[f]
+		if ok || inherited && !listed {
+			continue
+		}
+		delete(r.inherited, f)
+		if err := r.table.remove(f); err != nil {
+			r.fail(f, err, now)
+		}
+	}
+}
+
+// settle removes what was found in the kernel and nobody claims, once all have been heard who may; of a service that keeps
+// others, also when that takes too long.
+func (r *serviceReconciler) settle(listed bool, now time.Time) {
+	if !listed && now.Sub(r.began) < unclaimedTime {
+		return
+	}
+	pruned := 0
+	for f, s := range r.table.all {
+		if _, inherited := r.inherited[f]; inherited {
+			if !listed {
+				continue
+			}
+			delete(r.inherited, f)
+			pruned++
+			if err := r.table.remove(f); err != nil {
+				r.fail(f, err, now)
+			}
+			continue
+		}
+		if len(s.unclaimed) == 0 || !listed && len(s.unclaimed) == len(s.ids) {
+			continue
+		}
+		gone := make([]service.Backend, 0, len(s.unclaimed))
+		for b := range s.unclaimed {
+			gone = append(gone, b)
+		}
+		slices.SortFunc(gone, service.Backend.Compare)
+		if err := r.table.change(f, s.settings, nil, gone); err != nil {
+			r.fail(f, err, now)
+			continue
+		}
+		pruned += len(gone)
+	}
+	r.settled = listed
+	if pruned > 0 {
+		r.log.Info("pruned frontends and backends that nobody claims", "number", pruned)
+	}
+}
+
+// attach makes the cgroup run the programs.
+func (r *serviceReconciler) attach() {
+	if !r.show {
+		return
+	}
+	programs, err := r.attacher.sync()
+	err = errors.Join(err, putBackServicePrograms(r.attacher))
+	if err != nil {
+		r.log.Warn("attach to the cgroup, will try again", "err", err)
+	}
+	r.note(func(s *ServiceStatus) {
+		s.Programs, s.AttachError = programs, ""
+		if err != nil {
+			s.AttachError = oneLine(err)
+		}
+	})
+}
+
+func putBackServicePrograms(a *serviceAttacher) error {
+	var errs []error
+	for _, p := range a.programs {
+		errs = append(errs, putBack(a.dir.file(pinServicesDir, p.Name), programAt, p.handle))
+	}
+	return errors.Join(errs...)
+}
+
+// publish brings the status up to date.
+func (r *serviceReconciler) publish() {
+	t := r.table
+	unclaimed := 0
+	if !r.settled {
+		for f, s := range t.all {
+			if _, ok := r.inherited[f]; ok {
+				unclaimed++
+			}
+			unclaimed += len(s.unclaimed)
+		}
+	}
+	chosen, refused := t.flowCounts()
+	r.note(func(s *ServiceStatus) {
+		s.Chosen, s.Refused = chosen, refused
+		s.Frontends, s.MaxFrontends = len(t.all), len(t.services)-1
+		s.Backends, s.MaxBackends = t.members.used(), len(t.backends)-1
+		s.Slots, s.MaxSlots = int(t.spans.used), len(t.slots)
+		s.Pending, s.Unclaimed = len(r.failed), unclaimed
+		s.Full = false
+		for _, err := range r.failed {
+			s.Full = s.Full || errors.Is(err, errServicesFull)
+		}
+		s.Written, s.Calls, s.Rebuilds = t.counts.Words, t.counts.Calls, t.counts.Rebuilds
+		if len(r.failed) == 0 {
+			s.LastError, s.LastErrorAt = "", time.Time{}
+		}
+	})
+}
+
+// verify compares the kernel with the source, frontend by frontend. That somebody else changed it is drift.
+func (r *serviceReconciler) verify(ctx context.Context, repair bool) (Report, error) {
+	r.pass(ctx, time.Now())
+	report, err := r.compare(ctx)
+	if err != nil {
+		return report, err
+	}
+	drift := len(report.Differences) + report.More
+	if err := r.attacher.compare(&report); err != nil {
+		return report, err
+	}
+	if repair && drift > 0 {
+		claimed := r.settled
+		if err := r.adopt(); err != nil {
+			return report, err
+		}
+		if claimed {
+			r.settled, r.inherited = true, map[service.Frontend]struct{}{}
+			for _, s := range r.table.all {
+				s.unclaimed = nil
+			}
+		}
+		r.pass(ctx, time.Now())
+		r.log.Warn("the services in the kernel were changed by somebody else", "frontends", drift, "repaired", true)
+	}
+	if repair && len(report.Differences) > 0 {
+		r.attach()
+		left, err := r.compare(ctx)
+		if err == nil {
+			err = r.attacher.compare(&left)
+		}
+		if err != nil {
+			return report, err
+		}
+		for i := range report.Differences {
+			d := &report.Differences[i]
+			d.Repaired = !slices.ContainsFunc(left.Differences, func(l Difference) bool { return l.Kind == d.Kind && l.Object == d.Object })
+		}
+	}
+	r.note(func(s *ServiceStatus) { s.VerifiedAt, s.Drift = time.Now(), s.Drift+uint64(drift) })
+	r.publish()
+	return report, nil
+}
+
+// compare reads what the kernel has and all that the source says. What changes meanwhile is no difference.
+func (r *serviceReconciler) compare(ctx context.Context) (Report, error) {
+	found, astray, err := r.table.read(r.table.frontends)
+	if err != nil {
+		return Report{}, err
+	}
+	have := make(map[service.Frontend]*foundService, len(found))
+	for i := range found {
+		have[found[i].frontend] = &found[i]
+	}
+	var report Report
+	suspects := map[service.Frontend]Difference{}
+	for _, key := range astray {
+		f := frontendOf(key)
+		suspects[f] = Difference{Kind: KindService, Object: f.String(), Want: "a service, or none", Have: "a frontend that leads nowhere"}
+	}
+	for at := (service.Revision{}); ctx.Err() == nil; {
+		batch, next, _ := r.source.Changes(at, serviceChunk)
+		for i := range batch {
+			c := &batch[i]
+			if c.Deleted || !c.Whole || c.Protocol != service.TCP && c.Protocol != service.UDP {
+				continue
+			}
+			report.Compared++
+			if d, differs := r.compareService(c, have[c.Frontend]); differs {
+				suspects[c.Frontend] = d
+			}
+			delete(have, c.Frontend)
+		}
+		if at = next; len(batch) == 0 {
+			break
+		}
+	}
+	for f := range have {
+		if _, inherited := r.inherited[f]; !inherited {
+			suspects[f] = Difference{Kind: KindService, Object: f.String(), Want: "absent", Have: "a frontend that nobody claims"}
+		}
+	}
+	fresh, _, _ := r.source.Changes(r.since, serviceChunk)
+	for i := range fresh {
+		delete(suspects, fresh[i].Frontend)
+	}
+	sorted := make([]service.Frontend, 0, len(suspects))
+	for f := range suspects {
+		sorted = append(sorted, f)
+	}
+	slices.SortFunc(sorted, service.Frontend.Compare)
+	for _, f := range sorted {
+		report.add(suspects[f])
+	}
+	return report, ctx.Err()
+}
+
+// compareService compares one frontend.
+func (r *serviceReconciler) compareService(c *service.Change, has *foundService) (Difference, bool) {
+	d := Difference{Kind: KindService, Object: c.Frontend.String()}
+	want := r.settings(&c.Selection)
+	switch {
+	case has == nil:
+		d.Want, d.Have = describeService(len(c.Backends), want), "absent"
+		if err := r.failed[c.Frontend]; err != nil {
+			d.Have += ": " + err.Error()
+		}
+		return d, true
+	case has.broken:
+		d.Want, d.Have = describeService(len(c.Backends), want), "slots that lead nowhere"
+		return d, true
+	}
+	backends := r.table.list(&has.kernelService)
+	if known := r.table.all[c.Frontend]; known != nil {
+		backends = slices.DeleteFunc(backends, func(b service.Backend) bool { _, ok := known.unclaimed[b]; return ok })
+	}
+	wanted := slices.DeleteFunc(slices.Clone(c.Backends), func(b service.Backend) bool { return b.Addr.Is4() != c.Addr.Is4() })
+	add, remove := differ(backends, wanted)
+	if len(add)+len(remove) == 0 && (want == has.settings || len(wanted) == 0 && want.affinity == has.settings.affinity) {
+		return d, false
+	}
+	d.Want, d.Have = describeService(len(wanted), want), describeService(len(backends), has.settings)
+	if len(add) > 0 {
+		d.Have += fmt.Sprintf(", without %v", cmp.Or(add[0]))
+	}
+	if len(remove) > 0 {
+		d.Have += fmt.Sprintf(", with %v", remove[0])
+	}
+	return d, true
+}
+
+func describeService(backends int, s serviceSettings) string {
+	text := fmt.Sprintf("%d backends", backends)
+	if s.maglev {
+		text += ", maglev"
+	}
+	if s.affinity > 0 {
+		text += fmt.Sprintf(", affinity %ds", s.affinity)
+	}
+	return text
+}
