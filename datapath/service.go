@@ -33,7 +33,7 @@ type ServiceStatus struct {
 	Full bool `json:"full"`
 	// Pending is how many frontends are not as they should be; they are tried again.
 	Pending int `json:"pending"`
-	// Unclaimed is how many frontends and backends were found in the kernel that nobody has claimed yet.
+	// Unclaimed is how many frontends, and backends of others, were found in the kernel that nobody has claimed yet.
 	Unclaimed int `json:"unclaimed"`
 
 	Chosen  uint64 `json:"chosen"`  // flows that the present frontends gave a backend

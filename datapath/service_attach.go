@@ -184,7 +184,10 @@ func (a *serviceAttacher) attach(p program, cgroup *os.File, id uint64) (link.ID
 	default:
 		fresh, err := a.create(p, cgroup)
 		if state.Link != nil {
-			_ = state.Close() // its pin is gone: it ends with the last handle of it
+			if err == nil {
+				_ = state.Detach() // a link of a cgroup that is gone is detached already
+			}
+			_ = state.Close()
 		}
 		if err != nil {
 			return 0, err

@@ -39,10 +39,23 @@ func (c *cleaner) services() error {
 				c.keep(kind, path, why)
 				continue
 			}
-			c.remove(kind, path, func() error { return removePin(path) })
+			c.remove(kind, path, func() error {
+				if kind == "link" {
+					detachServiceLink(path)
+				}
+				return removePin(path)
+			})
 		}
 	}
 	return nil
+}
+
+// detachServiceLink ends a link now; without its pin it would end when the kernel comes to it.
+func detachServiceLink(path string) {
+	if l, err := link.LoadPinnedLink(path, nil); err == nil {
+		_ = l.Detach() // a link that is detached already says so
+		_ = l.Close()
+	}
 }
 
 func kindOfServicePin(name string) string {

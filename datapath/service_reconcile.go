@@ -398,8 +398,9 @@ func (r *serviceReconciler) publish() {
 	unclaimed := 0
 	if !r.settled {
 		for f, s := range t.all {
-			if _, ok := r.inherited[f]; ok {
+			if _, whole := r.inherited[f]; whole {
 				unclaimed++
+				continue
 			}
 			unclaimed += len(s.unclaimed)
 		}

@@ -54,6 +54,7 @@ type serviceTable struct {
 	abandoned []abandoned // of UDP, given up since the last call of takeAbandoned
 
 	counts serviceCounts
+	wrote  func() // after each word; nil but in tests
 }
 
 // serviceCounts is what a serviceTable did.
@@ -147,6 +148,13 @@ func (t *serviceTable) wait() error {
 	t.members.recycle()
 	t.spans.recycle()
 	return nil
+}
+
+func (t *serviceTable) wroteWord() {
+	t.counts.Words++
+	if t.wrote != nil {
+		t.wrote()
+	}
 }
 
 // takeNumber takes one of either kind, after a grace period if there is none before it.
@@ -245,7 +253,7 @@ func (t *serviceTable) write(s *kernelService, f service.Frontend, add []service
 		record := &t.backends[id]
 		record.At = bpf.MakeServiceAddress(b.Addr, b.Port, uint8(f.Protocol))
 		atomic.StoreUint32(&record.Service, s.number)
-		t.counts.Words++
+		t.wroteWord()
 		ids = append(ids, id)
 	}
 	return ids, nil
@@ -256,7 +264,7 @@ func (t *serviceTable) retireMember(id uint32) {
 	record := &t.backends[id]
 	atomic.AddUint32(&record.Generation, 1)
 	atomic.StoreUint32(&record.Service, 0)
-	t.counts.Words++
+	t.wroteWord()
 	t.members.retire(id)
 }
 
@@ -282,7 +290,7 @@ func (t *serviceTable) show(s *kernelService, settings serviceSettings, added []
 	}
 	if record := &t.services[s.number]; record.Affinity != settings.affinity {
 		atomic.StoreUint32(&record.Affinity, settings.affinity)
-		t.counts.Words++
+		t.wroteWord()
 	}
 	s.settings = settings
 	return nil
@@ -290,12 +298,12 @@ func (t *serviceTable) show(s *kernelService, settings serviceSettings, added []
 
 func (t *serviceTable) setSlot(at, id uint32) {
 	atomic.StoreUint32(&t.slots[at], id)
-	t.counts.Words++
+	t.wroteWord()
 }
 
 func (t *serviceTable) setChoice(s *kernelService, slots int, maglev bool) {
 	atomic.StoreUint64(&t.services[s.number].Choice, bpf.MakeChoice(s.span.place, uint32(slots), maglev))
-	t.counts.Words++
+	t.wroteWord()
 }
 
 // appendSlots fills slots behind those that programs look at, then lets them look at all.
@@ -505,7 +513,7 @@ func (t *serviceTable) adopt() error {
 		if _, used := members[uint32(id)]; !used && t.backends[id].Service != 0 {
 			atomic.AddUint32(&t.backends[id].Generation, 1)
 			atomic.StoreUint32(&t.backends[id].Service, 0)
-			t.counts.Words++
+			t.wroteWord()
 		}
 	}
 	return t.grace()
