@@ -65,10 +65,10 @@ type object struct {
 
 func (o object) key() string { return o.Metadata.Namespace + "/" + o.Metadata.Name }
 
-// each visits all objects of a collection, such as /api/v1/pods, as they were at one time.
+// each visits all objects of a collection, such as /api/v1/pods, as they were at one time. path may have a query.
 func each[T any](ctx context.Context, k *Objects, path string, accept string, visit func(T)) error {
 	for more := ""; ; {
-		request := k.client.Get().AbsPath(path).Param("limit", strconv.Itoa(objectPage)).SetHeader("Accept", accept)
+		request := k.client.Get().RequestURI(path).Param("limit", strconv.Itoa(objectPage)).SetHeader("Accept", accept)
 		if more != "" {
 			request = request.Param("continue", more)
 		}

@@ -141,6 +141,18 @@ func absent(names []string, nodes map[string]bool) []string {
 	return gone
 }
 
+// cleared notes that the reports of nodes were removed from a policy, which the watch will tell some time.
+func (p *policies) cleared(at policy, gone []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left := slices.DeleteFunc(slices.Clone(p.nodes[at]), func(name string) bool { return slices.Contains(gone, name) })
+	if len(left) == 0 {
+		delete(p.nodes, at)
+		return
+	}
+	p.nodes[at] = left
+}
+
 // Add implements cache.ReflectorStore.
 func (p *policies) Add(o any) error { return p.put(o) }
 

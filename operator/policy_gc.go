@@ -112,6 +112,7 @@ func (g *policyGC) clear(ctx context.Context, t *Term, named map[string]map[poli
 				problems = append(problems, err)
 				continue
 			}
+			p.cleared(at, gone)
 			removed += len(gone)
 			t.Log("policy-gc").Debug("reports of nodes that are gone removed", "resource", kind, "namespace", at.namespace, "name", at.name,
 				"nodes", strings.Join(gone, " "))
