@@ -105,7 +105,7 @@ func (f *flapper) step(ctx context.Context, set int) error {
 			delete(f.kept, text)
 		}
 	}
-	f.allocator.Want(want)
+	f.allocator.Want(want, true)
 	for {
 		changed := f.allocator.Changed()
 		s := f.allocator.Status()
