@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -113,6 +114,7 @@ func TestInitialTimeoutIsLogged(t *testing.T) {
 	cfg := Config{Endpoints: []string{p.Endpoint()}, InitialTimeout: 500 * time.Millisecond}
 	var j, well, unused journal
 	c := dialLogging(t, &j, cfg)
+	c.status.failed(syscall.ECONNREFUSED) // as the first attempt will find, if it comes before the time is over
 	r := newRecorder()
 	w := NewWatcher("p/", r.deliver)
 	run := start(t, func(ctx context.Context) error { return w.Run(ctx, c) })
