@@ -98,6 +98,8 @@ func firstSync(b *testing.B, etcd *server, cluster load.Cluster) synced {
 //	peak-MiB    the agent's resident memory at its peak, from first sync to restart
 //	restart-s   from the start of the second agent until all entries are known to be right; it writes none of them
 //	drain-s     from the removal of the config until the last entry is gone
+//
+// lesson: L1 L5
 func BenchmarkMillion(b *testing.B) {
 	cluster := load.Cluster{Name: "west", ID: 2, Workloads: 1_000_000, Identities: 500, Seed: 1}
 	etcd := startServer(b)
@@ -142,6 +144,8 @@ func BenchmarkMillion(b *testing.B) {
 //	ready-s       from the start of the agent until every cluster is listed and every entry is in the map
 //	resident-MiB  the agent's resident memory soon after, when what the lists needed is given back
 //	peak-MiB      and at its peak
+//
+// lesson: L4
 func BenchmarkClusters(b *testing.B) {
 	const own, count = 1, 255
 	etcd := startServer(b)
