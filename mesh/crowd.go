@@ -11,9 +11,9 @@ import (
 const (
 	// crowdSize is how many listings may begin at about the same time. What etcds send, and what is decoded of it, takes
 	// several times the memory of what remains: an agent that starts with hundreds of clusters would need it for all at once.
-	crowdSize = 32
+	crowdSize = 8
 	// crowdPatience is how long a listing can keep others waiting. So clusters that are slow, or hang, do not.
-	crowdPatience = 100 * time.Millisecond
+	crowdPatience = 40 * time.Millisecond
 )
 
 // crowd lets a few in at a time. A nil one lets in everybody.

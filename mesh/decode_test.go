@@ -15,6 +15,7 @@ import (
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/internal/testutil/golden"
 	"github.com/weftmesh/weft/ipcache"
+	"github.com/weftmesh/weft/node"
 )
 
 // readLines decodes each line of a file of JSON lines.
@@ -212,10 +213,14 @@ func TestNodeUpdate(t *testing.T) {
 
 // In a batch, what a node newly claims comes before what it no longer does.
 func TestNodeAddsBeforeDeletes(t *testing.T) {
-	d := &nodes{known: map[string]knownNode{
-		"n": {keys: []claimKey{{netip.MustParsePrefix("10.0.0.0/24"), false}, {netip.MustParsePrefix("10.0.1.0/24"), false}}},
-	}}
-	claim := func(prefix string) ipcache.Claim { return ipcache.Claim{Prefix: netip.MustParsePrefix(prefix)} }
+	d := &nodes{table: node.NewTable(), name: "west", known: map[string]knownNode{"n": {}}}
+	d.table.Upsert(node.Node{
+		Cluster: "west", Name: "n", IPv4PodCIDR: netip.MustParsePrefix("10.0.0.0/24"),
+		IPv4SecondaryPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")},
+	})
+	claim := func(prefix string) ipcache.Claim {
+		return ipcache.Claim{Prefix: netip.MustParsePrefix(prefix), CIDR: true}
+	}
 	d.replace("n", []ipcache.Claim{claim("10.0.1.0/24"), claim("10.0.2.0/24")})
 	var got []string
 	for _, op := range *d.batch.ops {

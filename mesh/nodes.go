@@ -35,10 +35,9 @@ type nodes struct {
 	batch batch
 }
 
-// knownNode is a node that is in use. What is used of it stands in the table of nodes.
+// knownNode is a node that is in use. What is used of it stands in the table of nodes, and its claims follow from that.
 type knownNode struct {
 	revision int64
-	keys     []claimKey
 	said     *node.Node // by the cluster, where not all of that is used
 }
 
@@ -64,7 +63,7 @@ func (d *nodes) upsert(key, value []byte, revision int64) error {
 		return err
 	}
 	claims := d.claims(used, revision)
-	if err := d.spend(len(claims) - len(d.known[n.Name].keys)); err != nil {
+	if err := d.spend(len(claims) - len(d.inForce(n.Name))); err != nil {
 		return err
 	}
 	d.put(nodeUpdate{said: n, used: used, claims: claims, revision: revision, cut: err != nil, grace: true})
@@ -124,7 +123,8 @@ type nodeUpdate struct {
 // put makes u what is in use of its node.
 func (d *nodes) put(u nodeUpdate) {
 	before, _ := d.table.Get(d.name, u.said.Name)
-	k := knownNode{revision: u.revision, keys: d.replace(u.said.Name, u.claims)}
+	d.replace(u.said.Name, u.claims)
+	k := knownNode{revision: u.revision}
 	if u.cut {
 		said := u.said // or every update would be kept on the heap
 		k.said = &said
@@ -144,8 +144,8 @@ func (d *nodes) drop(name string, grace bool) {
 		return
 	}
 	before, _ := d.table.Get(d.name, name)
-	d.table.Delete(d.name, name)
 	d.replace(name, nil)
+	d.table.Delete(d.name, name)
 	d.ground.declare(d.cluster, name, nil)
 	if d.gate != nil {
 		d.gate.hosts.replace(addressesOf(&before), nil, grace)
@@ -172,7 +172,7 @@ func (d *nodes) rejudge(_ []ipcache.Claim, report func(key []byte, err error)) {
 			continue
 		}
 		claims := d.claims(used, k.revision)
-		if slices.EqualFunc(claims, k.keys, func(c ipcache.Claim, k claimKey) bool { return keyOf(c) == k }) {
+		if slices.EqualFunc(claims, d.inForce(name), func(a, b ipcache.Claim) bool { return keyOf(a) == keyOf(b) }) {
 			continue
 		}
 		d.put(nodeUpdate{said: said, used: used, claims: claims, revision: k.revision, cut: err != nil})
@@ -183,19 +183,26 @@ func (d *nodes) rejudge(_ []ipcache.Claim, report func(key []byte, err error)) {
 func (d *nodes) flush(arrived time.Time) { d.batch.apply(d.ips, arrival(d.cluster, arrived)) }
 
 // replace adds to the batch what turns the claims of one node into others: first what is claimed now, then what no longer
-// is, so that no address is without an owner in between. It returns what is claimed now.
-func (d *nodes) replace(node string, claims []ipcache.Claim) []claimKey {
-	now := make([]claimKey, len(claims))
-	for i, c := range claims {
-		now[i] = keyOf(c)
+// is, so that no address is without an owner in between. The table of nodes has the node as it was before.
+func (d *nodes) replace(node string, claims []ipcache.Claim) {
+	for _, c := range claims {
 		d.batch.add(ipcache.Op{Claim: c})
 	}
-	for _, k := range d.known[node].keys {
-		if !slices.Contains(now, k) {
-			d.batch.add(ipcache.Op{Delete: true, Claim: ipcache.Claim{Prefix: k.prefix, CIDR: k.cidr, Owner: d.owner(node)}})
+	for _, old := range d.inForce(node) {
+		if !slices.ContainsFunc(claims, func(c ipcache.Claim) bool { return keyOf(c) == keyOf(old) }) {
+			d.batch.add(ipcache.Op{Delete: true, Claim: ipcache.Claim{Prefix: old.Prefix, CIDR: old.CIDR, Owner: old.Owner}})
 		}
 	}
-	return now
+}
+
+// inForce lists what a node claims now.
+func (d *nodes) inForce(node string) []ipcache.Claim {
+	k, ok := d.known[node]
+	if !ok {
+		return nil
+	}
+	used, _ := d.table.Get(d.name, node)
+	return d.claims(used, k.revision)
 }
 
 // owner is who makes the claims of a node.
