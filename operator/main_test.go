@@ -99,3 +99,17 @@ func awaitLeader(t testing.TB, replicas ...*replica) (leader *replica) {
 	})
 	return leader
 }
+
+// runTask runs something until the test ends.
+func runTask(t testing.TB, task interface{ Run(context.Context) error }) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- task.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("%v: %v", task, err)
+		}
+	})
+}

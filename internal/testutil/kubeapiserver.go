@@ -201,6 +201,12 @@ func (k *KubeAPIServer) DeleteGracefully(t testing.TB, path string) {
 	k.must(t, http.MethodDelete, path, "")
 }
 
+// Read returns the object at path, as JSON.
+func (k *KubeAPIServer) Read(t testing.TB, path string) []byte {
+	t.Helper()
+	return k.must(t, http.MethodGet, path, "")
+}
+
 // Exists returns nil if there is an object at path.
 func (k *KubeAPIServer) Exists(path string) error {
 	_, err := k.request(call{method: http.MethodGet, path: path, token: adminToken})
