@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,6 +21,14 @@ import (
 const testTimeout = 60 * time.Second
 
 func TestMain(m *testing.M) {
+	if of := os.Getenv(replicaEnv); of != "" {
+		endpoint, name, _ := strings.Cut(of, " ")
+		if err := runReplica(endpoint, name); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	code := m.Run()
 	for deadline := time.Now().Add(15 * time.Second); code == 0; { // a connection may learn late that its other end is gone
 		err := goleak.Find()
