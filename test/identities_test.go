@@ -60,7 +60,7 @@ func newFlapper(t *testing.T, etcd *testutil.Etcd, host string, seed uint64) *fl
 	layout, err := identity.NewLayout(255)
 	if err == nil {
 		f.allocator, err = endpoint.NewAllocator(endpoint.AllocatorConfig{
-			Client: f.client, ClusterID: 1, Layout: layout, HostIP: f.host, Observe: f.writer.Observe, Log: log,
+			Client: f.client, ClusterID: 1, Layout: layout, HostIP: f.host, StateDir: t.TempDir(), Observe: f.writer.Observe, Log: log,
 		})
 	}
 	if err != nil {
