@@ -217,6 +217,23 @@ type Datapath struct {
 	Routes      int      `json:"routes"` // to the pods of other nodes
 	Flows       FlowStat `json:"flows"`
 	Errors      []string `json:"errors"`
+	// Drift is what somebody else changed in the kernel and was put right, by kind: map, route, link and so on.
+	Drift map[string]uint64 `json:"drift"`
+	Pods  PodDevices        `json:"pods"`
+}
+
+// PodDevices is what there is at the devices of this node's own pods.
+type PodDevices struct {
+	Check     string       `json:"check"` // "off", "count" or "drop": what becomes of packets with another's address
+	Addresses int          `json:"addresses"`
+	Devices   []Device     `json:"devices"`
+	Missing   []MissingPod `json:"missing"`
+}
+
+// MissingPod is an address of a pod whose device is not found.
+type MissingPod struct {
+	Address netip.Addr `json:"address"`
+	Reason  string     `json:"reason"`
 }
 
 // FlowStat counts the flows that the kernel reported since the agent started.
@@ -342,6 +359,13 @@ func (s *Status) assessDatapath(add func(string, ...any)) {
 		for _, p := range device.Programs {
 			if !p.Attached {
 				add("datapath: device %s: %s is not attached%s", device.Name, p.Name, because(p.Error))
+			}
+		}
+	}
+	for _, device := range d.Pods.Devices {
+		for _, p := range device.Programs {
+			if !p.Attached {
+				add("datapath: pod device %s: %s is not attached%s", device.Name, p.Name, because(p.Error))
 			}
 		}
 	}

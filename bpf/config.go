@@ -15,8 +15,18 @@ const (
 // CiliumMarkMask are the bits that MarkCilium writes.
 const CiliumMarkMask = 0xffff0fff
 
+// PodCheck says what becomes of a packet from a pod's device whose source is no address of that pod.
+type PodCheck uint8
+
+// The checks.
+const (
+	PodCheckOff   PodCheck = 0 // nobody looks
+	PodCheckCount PodCheck = 1 // it is counted as Spoofed, and passed on
+	PodCheckDrop  PodCheck = 2 // it is counted as Spoofed, and dropped
+)
+
 // Config is the one value of MapConfig, read for each packet: struct config in lib/structs.h. While it is zero, nothing
-// is sampled or marked, the world is one, and the overlay is strict and over IPv4.
+// is sampled or marked, the world is one, the overlay is strict and over IPv4, and pods are not checked.
 type Config struct {
 	FlowSample uint32 // one event in so many packets, at random; 0: none
 	MarkMask   uint32 // of MarkShifted: no other bits are written
@@ -25,7 +35,8 @@ type Config struct {
 	DualStack  uint8 // 1: the world of addresses without entry is told apart by family (9, 10), not 2
 	Underlay6  uint8 // 1: the outer headers of the overlay are IPv6
 	OverlayLax uint8 // 1: what the overlay's checks refuse is counted, and passed on
-	Pad        [3]uint8
+	PodCheck   PodCheck
+	Pad        [2]uint8
 }
 
 // MakeConfig returns the Config of the two settings that every node has.

@@ -25,7 +25,7 @@ func (d Direction) String() string {
 }
 
 // Verdict says what came of a packet's lookup. On a native device no verdict drops the packet; in the overlay, all but
-// Identified do.
+// Identified do; on a pod's device Spoofed does, if that is configured.
 type Verdict uint8
 
 // The verdicts. NotIP and Malformed give no identity; those behind them are of the overlay alone.
@@ -38,6 +38,7 @@ const (
 	WrongNode     Verdict = 6 // the outer source is not the node behind which the inner source is
 	WrongIdentity Verdict = 7 // the VNI is not the identity of the inner source
 	NoBackend     Verdict = 8 // the destination is a service that has no backend: a socket was refused, and there is no packet
+	Spoofed       Verdict = 9 // of pods' devices alone: the source is no address of the device's pod
 )
 
 // Addressless reports whether a verdict gives no identities.
@@ -62,6 +63,8 @@ func (v Verdict) String() string {
 		return "wrong-identity"
 	case NoBackend:
 		return "no-backend"
+	case Spoofed:
+		return "spoofed"
 	}
 	return fmt.Sprintf("verdict(%d)", uint8(v))
 }
@@ -73,6 +76,7 @@ type Mode uint8
 const (
 	Native  Mode = 0 // as it is on the wire; the outer packets of an overlay, too
 	Overlay Mode = 1 // inside the overlay
+	Pod     Mode = 2 // between the node and a pod of its own
 )
 
 // String returns "native", "overlay" or the number.
@@ -82,6 +86,8 @@ func (m Mode) String() string {
 		return "native"
 	case Overlay:
 		return "overlay"
+	case Pod:
+		return "pod"
 	}
 	return fmt.Sprintf("mode(%d)", uint8(m))
 }

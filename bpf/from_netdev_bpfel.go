@@ -22,6 +22,7 @@ const (
 	FromNetdevMapWeftEvents      = "weft_events"
 	FromNetdevMapWeftHosts       = "weft_hosts"
 	FromNetdevMapWeftMissed      = "weft_missed"
+	FromNetdevMapWeftPods        = "weft_pods"
 	FromNetdevProgWeftFromNetdev = "weft_from_netdev"
 )
 
@@ -80,6 +81,7 @@ type FromNetdevMapSpecs struct {
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
+	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
 // FromNetdevVariableSpecs contains global variables before they are loaded into the kernel.
@@ -114,6 +116,7 @@ type FromNetdevMaps struct {
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
+	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
 func (m *FromNetdevMaps) Close() error {
@@ -124,6 +127,7 @@ func (m *FromNetdevMaps) Close() error {
 		m.WeftEvents,
 		m.WeftHosts,
 		m.WeftMissed,
+		m.WeftPods,
 	)
 }
 

@@ -22,6 +22,7 @@ const (
 	FromOverlayMapWeftEvents       = "weft_events"
 	FromOverlayMapWeftHosts        = "weft_hosts"
 	FromOverlayMapWeftMissed       = "weft_missed"
+	FromOverlayMapWeftPods         = "weft_pods"
 	FromOverlayProgWeftFromOverlay = "weft_from_overlay"
 )
 
@@ -80,6 +81,7 @@ type FromOverlayMapSpecs struct {
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
+	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
 // FromOverlayVariableSpecs contains global variables before they are loaded into the kernel.
@@ -114,6 +116,7 @@ type FromOverlayMaps struct {
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
+	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
 func (m *FromOverlayMaps) Close() error {
@@ -124,6 +127,7 @@ func (m *FromOverlayMaps) Close() error {
 		m.WeftEvents,
 		m.WeftHosts,
 		m.WeftMissed,
+		m.WeftPods,
 	)
 }
 

@@ -33,10 +33,11 @@ var mirrors = []mirror{
 		"Direction": {"direction"}, "Verdict": {"verdict"}, "Mode": {"mode"}, "Pad": {"pad"},
 	}},
 	{"counter_value", reflect.TypeFor[CounterValue](), map[string][]string{"Packets": {"packets"}, "Bytes": {"bytes"}}},
+	{"pod_key", reflect.TypeFor[PodKey](), map[string][]string{"IfIndex": {"ifindex"}, "Family": {"family"}, "IP": {"addr"}}},
 	{"missed", reflect.TypeFor[Missed](), map[string][]string{"Counts": {"counts"}, "Events": {"events"}}},
 	{"config", reflect.TypeFor[Config](), map[string][]string{
 		"FlowSample": {"flow_sample"}, "MarkMask": {"mark_mask"}, "Mark": {"mark"}, "MarkShift": {"mark_shift"},
-		"DualStack": {"dual_stack"}, "Underlay6": {"underlay6"}, "OverlayLax": {"overlay_lax"}, "Pad": {"pad"},
+		"DualStack": {"dual_stack"}, "Underlay6": {"underlay6"}, "OverlayLax": {"overlay_lax"}, "PodCheck": {"pod_check"}, "Pad": {"pad"},
 	}},
 	{"event", reflect.TypeFor[Event](), map[string][]string{
 		"KtimeNS": {"ktime_ns"}, "IfIndex": {"ifindex"}, "Length": {"length"},
@@ -53,6 +54,7 @@ func specs(t *testing.T) map[string]*ebpf.CollectionSpec {
 	all := map[string]*ebpf.CollectionSpec{}
 	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){
 		"from_netdev": LoadFromNetdev, "to_netdev": LoadToNetdev, "from_overlay": LoadFromOverlay, "to_overlay": LoadToOverlay,
+		"from_pod": LoadFromPod, "to_pod": LoadToPod,
 	} {
 		spec, err := load()
 		if err != nil {
@@ -188,6 +190,7 @@ func TestSharedMaps(t *testing.T) {
 		"weft_missed":   {ebpf.PerCPUArray, 4, 64, 1, 0},
 		"weft_events":   {ebpf.RingBuf, 0, 0, 1 << 20, 0},
 		"weft_config":   {ebpf.Array, 4, 16, 1, readOnlyProg},
+		"weft_pods":     {ebpf.Hash, 24, 4, 65536, noPrealloc | readOnlyProg},
 		"weft_hosts":    {ebpf.ArrayOfMaps, 4, 4, 2, 0},
 		// Memory that is mapped writable cannot be read-only for programs.
 		"a table of weft_hosts": {ebpf.Array, 4, HostsLineBytes, 1, mmapable | innerMap},

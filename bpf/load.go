@@ -16,6 +16,7 @@ const (
 	MapMissed   = FromNetdevMapWeftMissed   // 0 to Missed, per CPU
 	MapEvents   = FromNetdevMapWeftEvents   // ring buffer of Event
 	MapConfig   = FromNetdevMapWeftConfig   // 0 to Config
+	MapPods     = FromPodMapWeftPods        // PodKey to PodValue
 	MapHosts    = FromNetdevMapWeftHosts    // 0 (IPv4) and 1 (IPv6) to a table, see HostTable
 )
 
@@ -42,8 +43,15 @@ var OverlayPrograms = [...]Program{
 	{Name: ToOverlayProgWeftToOverlay, Attach: ebpf.AttachTCXEgress},
 }
 
-// AllPrograms are the two together.
-func AllPrograms() []Program { return slices.Concat(Programs[:], OverlayPrograms[:]) }
+// PodPrograms are those of the host's side of pods' devices. They change no byte of a packet, and drop one only if the
+// configuration says so.
+var PodPrograms = [...]Program{
+	{Name: FromPodProgWeftFromPod, Attach: ebpf.AttachTCXIngress},
+	{Name: ToPodProgWeftToPod, Attach: ebpf.AttachTCXEgress},
+}
+
+// AllPrograms are all of them together.
+func AllPrograms() []Program { return slices.Concat(Programs[:], OverlayPrograms[:], PodPrograms[:]) }
 
 // Load returns the specs of AllPrograms and of the maps, each of which they share by its name. The spec is the caller's
 // to change.
@@ -52,12 +60,13 @@ func Load() (*ebpf.CollectionSpec, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, load := range []func() (*ebpf.CollectionSpec, error){LoadToNetdev, LoadFromOverlay, LoadToOverlay} {
+	for _, load := range []func() (*ebpf.CollectionSpec, error){LoadToNetdev, LoadFromOverlay, LoadToOverlay, LoadFromPod, LoadToPod} {
 		more, err := load()
 		if err != nil {
 			return nil, err
 		}
 		maps.Copy(spec.Programs, more.Programs)
+		maps.Copy(spec.Maps, more.Maps)
 	}
 	return spec, nil
 }

@@ -22,6 +22,7 @@ const (
 	ToNetdevMapWeftEvents    = "weft_events"
 	ToNetdevMapWeftHosts     = "weft_hosts"
 	ToNetdevMapWeftMissed    = "weft_missed"
+	ToNetdevMapWeftPods      = "weft_pods"
 	ToNetdevProgWeftToNetdev = "weft_to_netdev"
 )
 
@@ -80,6 +81,7 @@ type ToNetdevMapSpecs struct {
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
+	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
 // ToNetdevVariableSpecs contains global variables before they are loaded into the kernel.
@@ -114,6 +116,7 @@ type ToNetdevMaps struct {
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
+	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
 func (m *ToNetdevMaps) Close() error {
@@ -124,6 +127,7 @@ func (m *ToNetdevMaps) Close() error {
 		m.WeftEvents,
 		m.WeftHosts,
 		m.WeftMissed,
+		m.WeftPods,
 	)
 }
 

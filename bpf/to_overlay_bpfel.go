@@ -22,6 +22,7 @@ const (
 	ToOverlayMapWeftEvents     = "weft_events"
 	ToOverlayMapWeftHosts      = "weft_hosts"
 	ToOverlayMapWeftMissed     = "weft_missed"
+	ToOverlayMapWeftPods       = "weft_pods"
 	ToOverlayProgWeftToOverlay = "weft_to_overlay"
 )
 
@@ -80,6 +81,7 @@ type ToOverlayMapSpecs struct {
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
+	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
 // ToOverlayVariableSpecs contains global variables before they are loaded into the kernel.
@@ -114,6 +116,7 @@ type ToOverlayMaps struct {
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
+	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
 func (m *ToOverlayMaps) Close() error {
@@ -124,6 +127,7 @@ func (m *ToOverlayMaps) Close() error {
 		m.WeftEvents,
 		m.WeftHosts,
 		m.WeftMissed,
+		m.WeftPods,
 	)
 }
 

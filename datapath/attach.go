@@ -30,6 +30,9 @@ type attacher interface {
 	sync(wanted, sticky []device) ([]DeviceStatus, error)
 	// compare tells what sync would change.
 	compare(wanted, sticky []device) ([]Difference, error)
+	// drifted is how many of the programs that a sync had attached, and that are still wanted, the next one found otherwise.
+	// It counts from the last call.
+	drifted() int
 	// intact reports whether what the last sync left is still there, as far as the kernel does not tell of it unasked.
 	intact() bool
 	// Close lets go of what is attached and leaves it attached.
@@ -60,7 +63,7 @@ func plan(dir *pinDir, programs []program, wanted []device) ([]DeviceStatus, []a
 	owners := map[string]string{} // of pin names, by their common part
 	for i, dev := range wanted {
 		status := &all[i]
-		*status = DeviceStatus{Name: dev.Name, IfIndex: dev.Index}
+		*status = DeviceStatus{Name: dev.Name, IfIndex: dev.Index, Role: dev.Role.String()}
 		stem := linkPinName(dev.Name, "")
 		owner, taken := owners[stem]
 		switch {
@@ -91,12 +94,13 @@ func plan(dir *pinDir, programs []program, wanted []device) ([]DeviceStatus, []a
 	return all, jobs
 }
 
-// withSticky adds to the wanted devices those of sticky that have a program.
-func withSticky(wanted, sticky []device, programs []program, has func(hook) bool) []device {
+// withSticky adds to the wanted devices those of sticky that have a program of their role: has tells which, by its name.
+func withSticky(wanted, sticky []device, programs []program, has func(hook) string) []device {
 	wanted = slices.Clone(wanted)
 	for _, dev := range sticky {
-		one := func(p program) bool { return p.isFor(dev) && has(hook{dev.Index, p.Attach}) }
-		if !slices.Contains(wanted, dev) && slices.ContainsFunc(programs, one) {
+		one := func(p program) bool { return p.isFor(dev) && has(hook{dev.Index, p.Attach}) == p.Name }
+		known := func(w device) bool { return w.Index == dev.Index }
+		if !slices.ContainsFunc(wanted, known) && slices.ContainsFunc(programs, one) {
 			wanted = append(wanted, dev)
 		}
 	}

@@ -31,11 +31,18 @@ type filterAttacher struct {
 	dir      *pinDir
 	programs []program
 	host     *host
+	left     map[hook]int // the programs that the last sync left, by their numbers
+	drift    int
 }
 
 var _ attacher = (*filterAttacher)(nil)
 
 func (a *filterAttacher) Close() {}
+
+func (a *filterAttacher) drifted() (n int) {
+	n, a.drift = a.drift, 0
+	return n
+}
 
 // intact is true: the kernel tells of changes of filters.
 func (a *filterAttacher) intact() bool { return true }
@@ -44,6 +51,14 @@ func (a *filterAttacher) intact() bool { return true }
 type filterSet struct {
 	ours    map[hook]*netlink.BpfFilter
 	foreign map[hook]string // described
+}
+
+// name is that of our program at a hook; "" if there is none.
+func (s filterSet) name(at hook) string {
+	if f := s.ours[at]; f != nil {
+		return f.Name
+	}
+	return ""
 }
 
 // parentOf is the half of the qdisc where the filters of a direction stand.
@@ -93,17 +108,24 @@ func (a *filterAttacher) sync(wanted, sticky []device) ([]DeviceStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	wanted = withSticky(wanted, sticky, a.programs, func(at hook) bool { return set.ours[at] != nil })
+	wanted = withSticky(wanted, sticky, a.programs, set.name)
 	all, jobs := plan(a.dir, a.programs, wanted)
 	var errs []error
 	used := map[hook]bool{}
+	left := map[hook]int{}
 	for _, job := range jobs {
 		used[job.hook] = true
+		if was, is := a.left[job.hook], set.ours[job.hook]; was == int(job.ID) && (is == nil || is.Id != was) {
+			a.drift++
+		}
 		if err := a.attach(job, set); err != nil {
 			job.status.Error = err.Error()
 			errs = append(errs, unrecoverable(err))
+			continue
 		}
+		left[job.hook] = int(job.ID)
 	}
+	a.left = left
 	existing, err := a.host.devices()
 	if err != nil {
 		return all, errors.Join(append(errs, err)...)
@@ -143,7 +165,7 @@ func (a *filterAttacher) compare(wanted, sticky []device) ([]Difference, error) 
 	if err != nil {
 		return nil, err
 	}
-	wanted = withSticky(wanted, sticky, a.programs, func(at hook) bool { return set.ours[at] != nil })
+	wanted = withSticky(wanted, sticky, a.programs, set.name)
 	states, jobs := plan(a.dir, a.programs, wanted)
 	found := unplannable(states)
 	for _, job := range jobs {

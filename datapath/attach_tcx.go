@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -19,6 +20,17 @@ type pinnedLink struct {
 	ID      link.ID
 	Program ebpf.ProgramID
 	path    string // of its pin; "" if somebody removed that
+	name    string // of the program, as its pin has it
+}
+
+// linkName is the name of the program in that of a link's pin; "" if it is another's or was moved aside.
+func (a *tcxAttacher) linkName(pin string) string {
+	for _, p := range a.programs {
+		if strings.HasSuffix(pin, "-"+p.Name) {
+			return p.Name
+		}
+	}
+	return ""
 }
 
 // tcxAttacher attaches by links to tcx hooks, pinned. The links that are in place are kept open too: one whose pin is
@@ -27,6 +39,7 @@ type tcxAttacher struct {
 	dir      *pinDir
 	programs []program
 	held     map[hook]pinnedLink
+	drift    int
 }
 
 var _ attacher = (*tcxAttacher)(nil)
@@ -67,7 +80,7 @@ func (a *tcxAttacher) links() (live map[hook]pinnedLink, dead []string, err erro
 			dead = append(dead, path)
 			continue
 		}
-		found.path = path
+		found.path, found.name = path, a.linkName(path)
 		live[at] = found
 	}
 	for was, l := range a.held {
@@ -77,6 +90,7 @@ func (a *tcxAttacher) links() (live map[hook]pinnedLink, dead []string, err erro
 		// An error means that it runs no more.
 		if again, err := copyLink(l.Link); err == nil {
 			if found, at, err := a.inspect(again); err == nil {
+				found.name = l.name
 				live[at] = found
 			}
 		}
@@ -139,6 +153,11 @@ func closeLinks(links map[hook]pinnedLink) {
 	}
 }
 
+func (a *tcxAttacher) drifted() (n int) {
+	n, a.drift = a.drift, 0
+	return n
+}
+
 func (a *tcxAttacher) intact() bool {
 	for at, l := range a.held {
 		info, err := l.Info()
@@ -161,7 +180,7 @@ func (a *tcxAttacher) sync(wanted, sticky []device) ([]DeviceStatus, error) {
 	for _, path := range dead {
 		errs = append(errs, removePin(path))
 	}
-	wanted = withSticky(wanted, sticky, a.programs, func(at hook) bool { return live[at].Link != nil })
+	wanted = withSticky(wanted, sticky, a.programs, func(at hook) string { return live[at].name })
 	all, jobs := plan(a.dir, a.programs, wanted)
 	// Links whose device was renamed are moved aside before any gets its place, since devices may have swapped names.
 	used := map[hook]bool{}
@@ -176,6 +195,10 @@ func (a *tcxAttacher) sync(wanted, sticky []device) ([]DeviceStatus, error) {
 	}
 	held := map[hook]pinnedLink{}
 	for _, job := range jobs {
+		if was, is := a.held[job.hook], live[job.hook]; was.Link != nil && was.name == job.Name &&
+			(is.Link == nil || is.path == "" || is.Program != was.Program) {
+			a.drift++
+		}
 		l, err := a.attach(job, live[job.hook])
 		if err != nil {
 			job.status.Error = err.Error()
@@ -205,7 +228,7 @@ func (a *tcxAttacher) compare(wanted, sticky []device) ([]Difference, error) {
 		return nil, err
 	}
 	defer closeLinks(live)
-	wanted = withSticky(wanted, sticky, a.programs, func(at hook) bool { return live[at].Link != nil })
+	wanted = withSticky(wanted, sticky, a.programs, func(at hook) string { return live[at].name })
 	states, jobs := plan(a.dir, a.programs, wanted)
 	found := unplannable(states)
 	used := map[hook]bool{}
@@ -261,6 +284,7 @@ func (a *tcxAttacher) attach(job attachment, has pinnedLink) (pinnedLink, error)
 		}
 		has.path = job.path
 	}
+	has.name = job.Name
 	job.status.Attached, job.status.LinkID, job.status.ProgramID = true, uint32(has.ID), uint32(job.ID)
 	return has, nil
 }
@@ -279,7 +303,7 @@ func createLink(job attachment) (pinnedLink, error) {
 		_ = l.Close()
 		return pinnedLink{}, fmt.Errorf("attach %s: %w", job.Name, err)
 	}
-	return pinnedLink{Link: l, ID: info.ID, Program: job.ID, path: job.path}, nil
+	return pinnedLink{Link: l, ID: info.ID, Program: job.ID, path: job.path, name: job.Name}, nil
 }
 
 // replacePin pins l at path, in place of what is there, and away from where it is.

@@ -169,7 +169,7 @@ func (c *cleaner) filters() error {
 	if c.dir == nil {
 		return nil
 	}
-	a := &filterAttacher{dir: c.dir, host: c.host, programs: wantedPrograms(true)}
+	a := &filterAttacher{dir: c.dir, host: c.host, programs: wantedPrograms(roleUplink, roleOverlay, rolePod)}
 	if _, err := os.Lstat(c.dir.file(pinProgramsDir)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -182,15 +182,12 @@ func (c *cleaner) filters() error {
 		return err
 	}
 	for _, dev := range devices {
-		for _, p := range a.programs {
-			if !p.isFor(dev) {
-				continue
+		for _, at := range []hook{{dev.Index, ebpf.AttachTCXIngress}, {dev.Index, ebpf.AttachTCXEgress}} {
+			if f := set.ours[at]; f != nil {
+				c.remove("filter", dev.Name+" "+f.Name, func() error { return c.host.removeFilter(f) })
 			}
-			if f := set.ours[hook{dev.Index, p.Attach}]; f != nil {
-				c.remove("filter", dev.Name+" "+p.Name, func() error { return c.host.removeFilter(f) })
-			}
-			if what := set.foreign[hook{dev.Index, p.Attach}]; what != "" {
-				c.keep("filter", dev.Name+" "+p.Name, what+" that runs a program that is not pinned as one of weft's")
+			if what := set.foreign[at]; what != "" {
+				c.keep("filter", dev.Name+" "+directionOf(at.Attach).String(), what+" that runs a program that is not pinned as one of weft's")
 			}
 		}
 	}

@@ -41,6 +41,10 @@ type Config struct {
 	TunnelPort uint16
 	// OverlayLax: packets from the overlay that are not from where or whose they say are counted, and not dropped.
 	OverlayLax bool
+	// Pods tells of this node's own pods, whose devices get programs too. Nil: it knows of none.
+	Pods Pods
+	// PodCheck says what becomes of packets from a pod's device that have another's address; "": PodCheckCount.
+	PodCheck PodCheck
 	// Mark says whether and how packets that come in are marked.
 	Mark Mark
 	// MaxEntries is the size of the ipcache map; 0: DefaultMaxEntries. A map of another size that is pinned already is
@@ -103,6 +107,12 @@ func (c *Config) validate() error {
 	if err := c.Mark.Validate(); err != nil {
 		return fmt.Errorf("datapath: %w", err)
 	}
+	if c.PodCheck == "" {
+		c.PodCheck = PodCheckCount
+	}
+	if !c.PodCheck.Valid() {
+		return fmt.Errorf("datapath: pod check %q: want %s, %s or %s", c.PodCheck, PodCheckOff, PodCheckCount, PodCheckDrop)
+	}
 	if c.TunnelPort == 0 {
 		c.TunnelPort = DefaultTunnelPort
 	}
@@ -139,6 +149,18 @@ func (c *Config) uses(mode RoutingMode) bool {
 // routeless: no routes are ours to set.
 func (c *Config) routeless() bool { return !c.uses(RoutingNative) && !c.uses(RoutingTunnel) }
 
+// roles are those of the devices that get programs.
+func (c *Config) roles() []role {
+	roles := []role{roleUplink}
+	if c.uses(RoutingTunnel) {
+		roles = append(roles, roleOverlay)
+	}
+	if c.Pods != nil {
+		roles = append(roles, rolePod)
+	}
+	return roles
+}
+
 // settings is what the programs are told.
 func (c *Config) settings() bpf.Config {
 	s := bpf.MakeConfig(c.FlowSample, c.DualStack)
@@ -149,6 +171,7 @@ func (c *Config) settings() bpf.Config {
 	if c.OverlayLax {
 		s.OverlayLax = 1
 	}
+	s.PodCheck = c.PodCheck.setting()
 	return s
 }
 
@@ -293,7 +316,7 @@ func (d *Datapath) load(dir *pinDir) (mapSet, []program, error) {
 		maps.Close()
 		return nil, nil, explain("write settings of the programs", err)
 	}
-	programs, err := openPrograms(dir, wantedPrograms(d.cfg.uses(RoutingTunnel)), spec, maps)
+	programs, err := openPrograms(dir, wantedPrograms(d.cfg.roles()...), spec, maps)
 	if err != nil {
 		maps.Close()
 		return nil, nil, err

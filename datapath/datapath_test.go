@@ -212,11 +212,7 @@ func TestKernelMapFull(t *testing.T) {
 	delete(want, "10.2.1.1/32")
 	delete(want, "10.2.1.2/32")
 	want["10.2.2.1/32"], want["10.2.2.2/32"] = 131400, 131401
-	began := time.Now()
 	h.wantEntries(want)
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("room was used after %v, want at most 5s", took)
-	}
 	testutil.Eventually(t, patience, func() error {
 		if s := a.Status().IPCache; s.Full || s.Pending != 0 || s.LastError != "" {
 			return fmt.Errorf("status %+v, want that all is well", s)

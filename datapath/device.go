@@ -8,6 +8,19 @@ import (
 	"slices"
 )
 
+// role is what a device is to weft, and so which programs are made for it.
+type role uint8
+
+const (
+	roleUplink  role = iota // what leads to other nodes, as far as it has programs
+	roleOverlay             // the overlay's device
+	rolePod                 // the host's side of the device of a pod of this node
+)
+
+func (r role) String() string {
+	return [...]string{"uplink", "overlay", "pod"}[r]
+}
+
 // namedDevices returns the devices with the given names, in that order and each once; one that does not exist has no
 // index.
 func namedDevices(names []string, existing []device) []device {

@@ -4,14 +4,21 @@ package datapath
 
 // Kinds of what can differ from what is wanted.
 const (
-	KindMap     = "map"     // an entry of the ipcache
-	KindRoute   = "route"   // a route of ours
-	KindDevice  = "device"  // a device that cannot have programs
-	KindProgram = "program" // a pinned program
-	KindLink    = "link"    // a program at a hook
-	KindPin     = "pin"     // a pinned map
-	KindService = "service" // a frontend of a service
+	KindMap      = "map"       // an entry of the ipcache
+	KindFastPath = "fast-path" // an entry of the tables in front of it
+	KindRoute    = "route"     // a route of ours
+	KindDevice   = "device"    // a device that cannot have programs, or the overlay's
+	KindProgram  = "program"   // a pinned program
+	KindLink     = "link"      // a program at a hook
+	KindPin      = "pin"       // a pinned map
+	KindService  = "service"   // a frontend of a service
+	KindPod      = "pod"       // an address that packets from a pod's device may have
 )
+
+// Kinds are all of them.
+func Kinds() []string {
+	return []string{KindMap, KindFastPath, KindRoute, KindDevice, KindProgram, KindLink, KindPin, KindService, KindPod}
+}
 
 // Difference is one thing in the kernel that is not as the tables and the configuration want it.
 type Difference struct {

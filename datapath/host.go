@@ -48,9 +48,9 @@ type device struct {
 	Index int
 	// Ethernet: its frames begin with an Ethernet header, as the programs expect.
 	Ethernet bool
-	// Overlay: it is the overlay's device, and has programs of its own.
-	Overlay bool
-	MTU     int
+	Role     role
+	MTU      int
+	Kind     string // of the kernel: "veth", "bridge"; "" or "device" for hardware
 }
 
 // devices lists all devices except loopback.
@@ -61,9 +61,11 @@ func (h *host) devices() ([]device, error) {
 		all = all[:0]
 		for _, l := range links {
 			if a := l.Attrs(); a.Flags&net.FlagLoopback == 0 {
-				all = append(all, device{
-					Name: a.Name, Index: a.Index, Ethernet: a.EncapType == "ether", Overlay: isOverlay(l), MTU: a.MTU,
-				})
+				dev := device{Name: a.Name, Index: a.Index, Ethernet: a.EncapType == "ether", MTU: a.MTU, Kind: l.Type()}
+				if isOverlay(l) {
+					dev.Role = roleOverlay
+				}
+				all = append(all, dev)
 			}
 		}
 		return err
@@ -156,20 +158,20 @@ func (h *host) directDevice(addr netip.Addr) (int, error) {
 	routes, err := h.handle.RouteGet(addr.AsSlice())
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
-		return 0, fmt.Errorf("node address %v: no route: %w", addr, err)
+		return 0, fmt.Errorf("address %v: no route: %w", addr, err)
 	case err != nil:
-		return 0, fmt.Errorf("look up route to node address %v: %w", addr, err)
+		return 0, fmt.Errorf("look up route to address %v: %w", addr, err)
 	case len(routes) == 0:
-		return 0, fmt.Errorf("look up route to node address %v: no answer", addr)
+		return 0, fmt.Errorf("look up route to address %v: no answer", addr)
 	}
 	r := routes[0]
 	switch {
 	case r.Type == unix.RTN_LOCAL:
-		return 0, fmt.Errorf("node address %v is %w: it is an address of this node", addr, errNotReachable)
+		return 0, fmt.Errorf("address %v is %w: it is an address of this node", addr, errNotReachable)
 	case r.Type != unix.RTN_UNICAST:
-		return 0, fmt.Errorf("node address %v is %w: the route to it has type %d", addr, errNotReachable, r.Type)
+		return 0, fmt.Errorf("address %v is %w: the route to it has type %d", addr, errNotReachable, r.Type)
 	case len(r.Gw) != 0 || r.Via != nil:
-		return 0, fmt.Errorf("node address %v is %w: it is behind gateway %v, and native routing needs a common network",
+		return 0, fmt.Errorf("address %v is %w: it is behind gateway %v, and native routing needs a common network",
 			addr, errNotReachable, r.Gw)
 	}
 	return r.LinkIndex, nil

@@ -6,11 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/weftmesh/weft/bpf"
 )
 
 const (
@@ -40,6 +43,25 @@ type keeper struct {
 
 	swept   bool // with routing mode none: old routes of ours are gone
 	overlay int  // the index of the overlay's device; 0: there is none
+
+	// What the last check left, so that the next one can tell what somebody else changed meanwhile.
+	leftRoutes map[netip.Prefix]route
+	leftPods   map[bpf.PodKey]bool
+}
+
+// drifted counts what somebody else changed.
+func (k *keeper) drifted(kind string, n int) {
+	if n == 0 {
+		return
+	}
+	k.datapath.cfg.Log.Warn("somebody else changed what is weft's in the kernel", "kind", kind, "objects", n)
+	k.datapath.note(func(s *Status) {
+		s.Drift = maps.Clone(s.Drift)
+		if s.Drift == nil {
+			s.Drift = map[string]uint64{}
+		}
+		s.Drift[kind] += uint64(n)
+	})
 }
 
 // run checks everything at once, then at every change that the kernel or the table of nodes tells of, and at intervals.
@@ -61,6 +83,10 @@ func (k *keeper) run(ctx context.Context) error {
 			stop, watchErr = startWatch(ctx, changed, broken)
 		}
 		nodes := k.datapath.cfg.Nodes.Changed()
+		var pods <-chan struct{} // nil: never
+		if of := k.datapath.cfg.Pods; of != nil {
+			pods = of.Changed()
+		}
 		select { // what was told so far is about to be read
 		case <-changed:
 		default:
@@ -75,7 +101,7 @@ func (k *keeper) run(ctx context.Context) error {
 		}
 		pause := min(max(settleTime, 4*time.Since(began)), settleMax)
 		timer.Reset(next)
-		if err := k.wait(ctx, signals{timer.C, nodes, changed, broken}); err != nil {
+		if err := k.wait(ctx, signals{timer.C, nodes, pods, changed, broken}); err != nil {
 			k.datapath.cfg.Log.Warn("netlink subscription broke, will subscribe again", "err", err)
 			stop()
 			stop = nil
@@ -91,9 +117,9 @@ func (k *keeper) run(ctx context.Context) error {
 
 // signals are what ends the wait for the next check.
 type signals struct {
-	due            <-chan time.Time
-	nodes, changed <-chan struct{}
-	broken         <-chan error
+	due                  <-chan time.Time
+	nodes, pods, changed <-chan struct{}
+	broken               <-chan error
 }
 
 // wait returns when there may be something to do, with the error that broke the subscription, if that is it.
@@ -107,6 +133,8 @@ func (k *keeper) wait(ctx context.Context, on signals) error {
 		case <-on.due:
 			return nil
 		case <-on.nodes:
+			return nil
+		case <-on.pods:
 			return nil
 		case <-on.changed:
 			return nil
@@ -164,7 +192,11 @@ func startWatch(ctx context.Context, changed chan<- struct{}, broken chan<- erro
 // all that belongs to no device or route, and stands in the status too, as does watchErr.
 func (k *keeper) check(watchErr error) (time.Duration, error) {
 	cfg := &k.datapath.cfg
-	errs := []error{watchErr, k.maps.repin(k.dir), repinPrograms(k.dir, k.programs)}
+	mapPins, mapsErr := k.maps.repin(k.dir)
+	programPins, programsErr := repinPrograms(k.dir, k.programs)
+	k.drifted(KindPin, mapPins)
+	k.drifted(KindProgram, programPins)
+	errs := []error{watchErr, mapsErr, programsErr}
 	overlayErr := k.checkOverlay()
 	errs = append(errs, overlayErr)
 	existing, err := k.host.devices()
@@ -188,7 +220,7 @@ func (k *keeper) check(watchErr error) (time.Duration, error) {
 	routes, defaults, routesErr := k.routes(func(p netip.Prefix) bool { return wantsPrefix[p] })
 	errs = append(errs, routesErr)
 
-	devices, err := k.checkDevices(existing, defaults)
+	devices, lost, err := k.checkDevices(existing, defaults)
 	errs = append(errs, err)
 	var states []RouteStatus
 	waiting := false
@@ -197,7 +229,11 @@ func (k *keeper) check(watchErr error) (time.Duration, error) {
 		errs = append(errs, err)
 		k.swept = k.swept || err == nil
 	}
-	return k.publish(devices, states, waiting, errors.Join(errs...))
+	next, err := k.publish(devices, states, waiting, errors.Join(errs...))
+	if lost {
+		next = min(next, troubleInterval)
+	}
+	return next, err
 }
 
 // claims are the wishes for routes; none without native routing.
@@ -228,17 +264,24 @@ func (k *keeper) choose(existing []device, defaults map[int]bool) (wanted, stick
 	return k.withOverlay(uplinks(existing, defaults, addresses, cfg.NodeIPs), existing), existing, err
 }
 
-// checkDevices gives the devices their programs.
-func (k *keeper) checkDevices(existing []device, defaults map[int]bool) ([]DeviceStatus, error) {
+// checkDevices gives the devices their programs. lost: pods are missing theirs, and are to be looked for again.
+func (k *keeper) checkDevices(existing []device, defaults map[int]bool) (devices []DeviceStatus, lost bool, err error) {
 	wanted, sticky, err := k.choose(existing, defaults)
-	devices, attachErr := k.attacher.sync(wanted, sticky)
-	if err == nil && attachErr == nil && !slices.ContainsFunc(devices, func(d DeviceStatus) bool { return d.Name != overlayDevice }) {
+	wanted, sticky, pods := k.wantedPods(wanted, sticky, existing)
+	attachErr := k.checkPods(pods, func() (err error) {
+		devices, err = k.attacher.sync(wanted, sticky)
+		return err
+	})
+	k.drifted(KindLink, k.attacher.drifted())
+	uplink := func(d DeviceStatus) bool { return d.Role == roleUplink.String() }
+	if err == nil && attachErr == nil && !slices.ContainsFunc(devices, uplink) {
 		err = errors.New("no Ethernet device has a default route or an address of this node: name one with --devices")
 	}
 	if attachErr == nil && allAttached(devices) {
 		attachErr = dropReplaced(k.dir, k.programs)
 	}
-	return devices, errors.Join(err, attachErr)
+	lost = len(pods.missing) > 0 || troubled(devices, nil)
+	return k.publishPods(pods, devices), lost, errors.Join(err, attachErr)
 }
 
 // allAttached reports whether every device that exists runs the present programs.
@@ -258,7 +301,11 @@ func (k *keeper) checkRoutes(claims []routeClaim, have []kernelRoute, prune bool
 	for prefix, foreign := range changes.conflicts {
 		failed[prefix] = fmt.Errorf("a route of protocol %d has this prefix already; it is left alone", foreign.Protocol)
 	}
+	drift := 0
 	for _, c := range changes.set {
+		if was, ok := k.leftRoutes[c.Prefix]; ok && was == c.route {
+			drift++
+		}
 		if err := k.host.set(c); err != nil {
 			failed[c.Prefix] = fmt.Errorf("set route: %w", err)
 		}
@@ -268,6 +315,11 @@ func (k *keeper) checkRoutes(claims []routeClaim, have []kernelRoute, prune bool
 		if err := k.host.remove(r); err != nil {
 			errs = append(errs, fmt.Errorf("remove route %v: %w", r.Prefix, err))
 		}
+	}
+	k.drifted(KindRoute, drift)
+	k.leftRoutes = maps.Clone(wanted)
+	for prefix := range failed {
+		delete(k.leftRoutes, prefix)
 	}
 	states := make([]RouteStatus, len(claims))
 	for i, c := range claims {
@@ -307,7 +359,9 @@ func (k *keeper) resolve(claims []routeClaim) (wanted map[netip.Prefix]route, ke
 			if c.Tunnel {
 				a.index, a.err = k.overlayIndex()
 			} else {
-				a.index, a.err = k.host.directDevice(c.Gateway)
+				if a.index, a.err = k.host.directDevice(c.Gateway); a.err != nil {
+					a.err = fmt.Errorf("node %w", a.err)
+				}
 			}
 			answers[gateway] = a
 		}

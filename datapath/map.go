@@ -23,6 +23,7 @@ var pins = map[string]string{
 	bpf.MapEvents:   pinEvents,
 	bpf.MapConfig:   pinConfig,
 	bpf.MapHosts:    pinHosts,
+	bpf.MapPods:     pinPods,
 }
 
 // mapSet is the pinned maps, by their names in the specs.
@@ -62,13 +63,17 @@ func (s mapSet) Close() {
 }
 
 // repin puts back the pins that somebody removed or replaced. The map lives on in this process and in the programs, but the next
-// agent would not find it.
-func (s mapSet) repin(dir *pinDir) error {
+// agent would not find it. It returns how many it put back.
+func (s mapSet) repin(dir *pinDir) (put int, err error) {
 	var errs []error
 	for name, m := range s {
-		errs = append(errs, putBack(dir.file(pins[name]), mapAt, m))
+		did, err := putBack(dir.file(pins[name]), mapAt, m)
+		if did {
+			put++
+		}
+		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return put, errors.Join(errs...)
 }
 
 // openMap opens the map that is pinned at path, or makes and pins it. One of another size or layout is replaced in such a

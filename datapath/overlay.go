@@ -108,6 +108,9 @@ func (k *keeper) makeOverlay() (index, mtu int, err error) {
 		l = nil
 	}
 	if l == nil {
+		if k.overlay != 0 {
+			k.drifted(KindDevice, 1)
+		}
 		if l, err = k.host.addOverlay(plan); err != nil {
 			return 0, 0, err
 		}
@@ -197,7 +200,7 @@ func (h *host) setOverlay(l netlink.Link, plan overlayPlan) error {
 // withOverlay adds the overlay's device, where it is in use, to those that are to have programs.
 func (k *keeper) withOverlay(wanted, existing []device) []device {
 	for _, dev := range existing {
-		if k.overlay != 0 && dev.Overlay && !slices.Contains(wanted, dev) {
+		if k.overlay != 0 && dev.Role == roleOverlay && !slices.Contains(wanted, dev) {
 			wanted = append(wanted, dev)
 		}
 	}

@@ -22,6 +22,7 @@ const (
 	pinEvents      = "events"
 	pinConfig      = "config"
 	pinHosts       = "hosts"
+	pinPods        = "pods"
 	pinProgramsDir = "programs"
 	pinLinksDir    = "links"
 	pinQdiscsDir   = "qdiscs" // directories named by the index of a device whose clsact qdisc weft made

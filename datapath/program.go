@@ -17,32 +17,34 @@ import (
 // program is a loaded and pinned program.
 type program struct {
 	bpf.Program
-	// Overlay: it is one of those for the overlay's device.
-	Overlay bool
-	ID      ebpf.ProgramID
-	handle  *ebpf.Program
+	// Role is that of the devices that it is made for.
+	Role   role
+	ID     ebpf.ProgramID
+	handle *ebpf.Program
 }
 
 // isFor reports whether the device is of the kind that the program is made for.
-func (p program) isFor(dev device) bool { return p.Overlay == dev.Overlay }
+func (p program) isFor(dev device) bool { return p.Role == dev.Role }
 
-// wantedPrograms are those that a node needs.
-func wantedPrograms(overlay bool) []program {
+// wantedPrograms are those that a node with devices of these roles needs.
+func wantedPrograms(roles ...role) []program {
 	var all []program
-	for _, p := range bpf.Programs {
-		all = append(all, program{Program: p})
-	}
-	if overlay {
-		for _, p := range bpf.OverlayPrograms {
-			all = append(all, program{Program: p, Overlay: true})
+	for _, r := range roles {
+		for _, p := range map[role][]bpf.Program{
+			roleUplink: bpf.Programs[:], roleOverlay: bpf.OverlayPrograms[:], rolePod: bpf.PodPrograms[:],
+		}[r] {
+			all = append(all, program{Program: p, Role: r})
 		}
 	}
 	return all
 }
 
 // direction is the way of the packets that the program sees.
-func (p program) direction() bpf.Direction {
-	if p.Attach == ebpf.AttachTCXEgress {
+func (p program) direction() bpf.Direction { return directionOf(p.Attach) }
+
+// directionOf is the way of the packets at a hook.
+func directionOf(attach ebpf.AttachType) bpf.Direction {
+	if attach == ebpf.AttachTCXEgress {
 		return bpf.Egress
 	}
 	return bpf.Ingress
@@ -166,13 +168,17 @@ func dropReplaced(dir *pinDir, programs []program) error {
 	return errors.Join(errs...)
 }
 
-// repinPrograms puts back the pins that somebody removed or replaced.
-func repinPrograms(dir *pinDir, programs []program) error {
+// repinPrograms puts back the pins that somebody removed or replaced, and returns how many.
+func repinPrograms(dir *pinDir, programs []program) (put int, err error) {
 	var errs []error
 	for _, p := range programs {
-		errs = append(errs, putBack(dir.file(pinProgramsDir, p.Name), programAt, p.handle))
+		did, err := putBack(dir.file(pinProgramsDir, p.Name), programAt, p.handle)
+		if did {
+			put++
+		}
+		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return put, errors.Join(errs...)
 }
 
 // equalPrograms compares the code, by the kernel's digest of it, and the maps that it works on.

@@ -387,7 +387,8 @@ func (r *serviceReconciler) attach() {
 func putBackServicePrograms(a *serviceAttacher) error {
 	var errs []error
 	for _, p := range a.programs {
-		errs = append(errs, putBack(a.dir.file(pinServicesDir, p.Name), programAt, p.handle))
+		_, err := putBack(a.dir.file(pinServicesDir, p.Name), programAt, p.handle)
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

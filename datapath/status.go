@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"maps"
 	"net/netip"
 	"time"
 )
@@ -17,12 +18,17 @@ type Status struct {
 	Devices  []DeviceStatus `json:"devices"`
 	IPCache  MapStatus      `json:"ipcache"`
 	FastPath FastPathStatus `json:"fastPath"`
+	// Pods is nil where the agent knows of no pods of its own.
+	Pods *PodStatus `json:"pods,omitempty"`
 	// Overlay is nil where nothing is reached through it.
 	Overlay *OverlayStatus `json:"overlay,omitempty"`
 	Routes  []RouteStatus  `json:"routes"`
 	Flows   FlowStatus     `json:"flows"`
 	// Services is nil where sockets are not given backends.
 	Services *ServiceStatus `json:"services,omitempty"`
+	// Drift is what somebody else changed and was put right or, by a comparison alone, found, by its kind: KindMap, KindPin
+	// and so on. It begins with the agent, and should not grow.
+	Drift map[string]uint64 `json:"drift"`
 	// Errors are those that belong to no device, map or route, such as a list of routes that could not be read.
 	Errors []string `json:"errors,omitempty"`
 }
@@ -32,6 +38,7 @@ type DeviceStatus struct {
 	Name string `json:"name"`
 	// IfIndex is 0 if the device does not exist.
 	IfIndex  int             `json:"ifIndex,omitempty"`
+	Role     string          `json:"role"` // "uplink", "overlay" or "pod"
 	Programs []ProgramStatus `json:"programs,omitempty"`
 	// Error says why there are no programs: the device does not exist, or has no Ethernet header.
 	Error string `json:"error,omitempty"`
@@ -75,6 +82,23 @@ type MapStatus struct {
 	// LastError is the last failure of what is not right yet; "" if all is.
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
+}
+
+// PodStatus is what there is at the devices of this node's own pods.
+type PodStatus struct {
+	// Check is what becomes of packets from a pod's device that have another's address: "off", "count" or "drop".
+	Check PodCheck `json:"check"`
+	// Addresses is how many addresses of pods are known at their devices.
+	Addresses int            `json:"addresses"`
+	Devices   []DeviceStatus `json:"devices"`
+	// Missing are pods' addresses whose device is not found. They are looked for again.
+	Missing []MissingPod `json:"missing,omitempty"`
+}
+
+// MissingPod is an address of a pod without device.
+type MissingPod struct {
+	Address netip.Addr `json:"address"`
+	Reason  string     `json:"reason"`
 }
 
 // OverlayStatus is the overlay's device.
@@ -123,6 +147,19 @@ func (d *Datapath) Status() Status {
 	if services != nil {
 		status := services.status()
 		s.Services = &status
+	}
+	s.Drift = maps.Clone(s.Drift)
+	if s.Drift == nil {
+		s.Drift = map[string]uint64{}
+	}
+	drift := map[string]uint64{KindMap: s.IPCache.Drift, KindFastPath: s.FastPath.Drift}
+	if s.Services != nil {
+		drift[KindService] = s.Services.Drift
+	}
+	for kind, n := range drift {
+		if n > 0 {
+			s.Drift[kind] = n
+		}
 	}
 	select {
 	case <-d.ready:

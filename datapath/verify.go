@@ -277,6 +277,10 @@ func (k *keeper) compare() (Report, error) {
 	if err != nil {
 		return report, err
 	}
+	devices, sticky, pods := k.wantedPods(devices, sticky, existing)
+	if err := k.comparePods(&report, pods, names); err != nil {
+		return report, err
+	}
 	links, err := k.attacher.compare(devices, sticky)
 	if err != nil {
 		return report, err
@@ -379,22 +383,22 @@ func (k *keeper) comparePin(report *Report, kind, path string, at func(string) (
 	}
 }
 
-// putBack pins an object at path, in place of what is not it.
-func putBack(path string, at func(string) (uint32, error), object pinned) error {
+// putBack pins an object at path, in place of what is not it; did is false where it was there.
+func putBack(path string, at func(string) (uint32, error), object pinned) (did bool, err error) {
 	want, err := kernelID(object)
 	if err != nil {
-		return explain("look at what belongs at "+path, err)
+		return false, explain("look at what belongs at "+path, err)
 	}
 	have, err := at(path)
 	switch {
 	case err == nil && have == want:
-		return nil
+		return false, nil
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return explain("look at pin "+path, err)
+		return false, explain("look at pin "+path, err)
 	}
 	// Unpin makes the library forget the path at which it believes the object to be.
 	if err := errors.Join(removePin(path), object.Unpin(), object.Pin(path)); err != nil {
-		return explain("put back pin "+path, err)
+		return false, explain("put back pin "+path, err)
 	}
-	return nil
+	return true, nil
 }

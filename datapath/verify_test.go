@@ -113,9 +113,9 @@ func TestVerifyHost(t *testing.T) {
 	if got := a.verify(false); len(got) != 0 {
 		t.Errorf("differences where there are none: %v", got)
 	}
-	// A foreign route in the place of ours stays, and is told of again and again.
-	h.ip("route del 10.2.2.0/24 proto 119")
-	h.ip("route add 10.2.2.0/24 via 172.18.7.7 dev eth0 proto static")
+	// A foreign route in the place of ours stays, and is told of again and again. It comes in one step: the agent would
+	// be faster than a second one.
+	h.ip("route replace 10.2.2.0/24 via 172.18.7.7 dev eth0 proto static")
 	testutil.Eventually(t, patience, func() error {
 		report, err := a.Verify(t.Context(), true)
 		if err != nil || len(report.Differences) != 1 || report.Differences[0].Repaired || !strings.Contains(report.Differences[0].Have, "left alone") {
@@ -160,18 +160,17 @@ func TestLinkPinRemoved(t *testing.T) {
 		if err := os.Remove(dir + pin); err != nil {
 			t.Fatal(err)
 		}
-		began := time.Now()
 		testutil.Eventually(t, patience, func() error {
 			_, err := os.Stat(dir + pin)
 			return err
 		})
-		if took := time.Since(began); took > 10*time.Second {
-			t.Errorf("%s is back after %v", pin, took)
-		}
 	}
 	p.check(counted, 131329)
 	if diff := cmp.Diff(before, h.kernelIDs()); diff != "" {
 		t.Errorf("objects (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]uint64{KindLink: 2, KindProgram: 1, KindPin: 1}, a.Status().Drift); diff != "" {
+		t.Errorf("drift (-want +got):\n%s", diff)
 	}
 	l, err := link.LoadPinnedLink(dir+"links/eth0-weft_from_netdev", nil)
 	if err != nil {

@@ -84,8 +84,9 @@ type Registry struct {
 	wanted     map[string]identity.Labels // to be allocated, by canonical form
 	inForce    desired
 
-	mu     sync.Mutex
-	status Status // guarded by mu; its slices are replaced, never changed
+	mu        sync.Mutex
+	status    Status // guarded by mu; its slices are replaced, never changed
+	addresses addressBook
 }
 
 // New assembles a registry; nothing happens before Run.
@@ -172,7 +173,7 @@ func (r *Registry) keep(ctx context.Context, wake <-chan struct{}) error {
 			r.update(heard)
 			if heard && !ready {
 				ready = true
-				close(r.ready)
+				r.complete()
 				withdrawn.Reset(0)
 			}
 		case <-withdrawn.C:

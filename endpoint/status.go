@@ -80,6 +80,7 @@ func (r *Registry) report(accepted []resolved, problems []SourceError) {
 	}
 	r.mu.Lock()
 	r.status = Status{Endpoints: endpoints, Errors: problems}
+	r.addresses.set(endpoints)
 	r.mu.Unlock()
 	for _, p := range problems {
 		if !slices.Contains(before.Errors, p) {

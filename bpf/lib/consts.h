@@ -13,6 +13,9 @@
 /* One MiB holds 13,107 events of 72 bytes with their header of 8. */
 #define EVENTS_BYTES (1 << 20)
 
+/* A node has some hundred pods, each with an address or two. */
+#define PODS_MAX_ENTRIES 65536
+
 /* Of the tables of the fast path. A program leaves one with another number in
  * its head alone; raise it with every change of what is in the tables. */
 #define HOSTS_LAYOUT 1
@@ -65,11 +68,21 @@ enum verdict {
 	VERDICT_WRONG_IDENTITY = 7, /* the VNI is not the inner source's identity */
 	/* Of services alone. */
 	VERDICT_NO_BACKEND = 8,     /* the service has no backend to send to */
+	/* Of pods' devices alone. */
+	VERDICT_SPOOFED = 9,        /* the source is no address of the device's pod */
 };
 
 enum mode {
 	MODE_NATIVE = 0,  /* as it is on the wire */
 	MODE_OVERLAY = 1, /* inside the overlay */
+	MODE_POD = 2,     /* between the node and a pod of its own */
+};
+
+/* What becomes of a packet from a pod's device that has another's address. */
+enum pod_check {
+	POD_CHECK_OFF = 0,   /* nobody looks */
+	POD_CHECK_COUNT = 1, /* it is counted as spoofed, and passed on */
+	POD_CHECK_DROP = 2,  /* it is counted as spoofed, and dropped */
 };
 
 /* How the mark tells the identity of the source. */

@@ -58,6 +58,15 @@ struct {
 	__uint(max_entries, EVENTS_BYTES);
 } weft_events SEC(".maps");
 
+/* The addresses of this node's own pods at the devices that lead to them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_RDONLY_PROG);
+	__uint(max_entries, PODS_MAX_ENTRIES);
+	__type(key, struct pod_key);
+	__type(value, __u32); /* 1 */
+} weft_pods SEC(".maps");
+
 /* Settings are read for each packet, not patched into the programs, so that a
  * program's tag tells its code alone. */
 struct {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 
 /* Layouts shared with user space; the Go mirrors are in ../ipcache.go,
- * ../counter.go, ../event.go and ../config.go. Numbers are in host order and
+ * ../counter.go, ../event.go, ../config.go and ../pod.go. Numbers are in host order and
  * addresses in network order. Padding is explicit and always zero. */
 #pragma once
 
@@ -111,7 +111,15 @@ struct config {
 	__u8 dual_stack;   /* 1: addresses without entry are world by family */
 	__u8 underlay6;    /* 1: the overlay's outer headers are IPv6 */
 	__u8 overlay_lax;  /* 1: what the overlay's checks refuse is counted alone */
-	__u8 pad[3];
+	__u8 pod_check;    /* enum pod_check */
+	__u8 pad[2];
+};
+
+/* An address that packets from a pod's device may have as their source. */
+struct pod_key {
+	__u32 ifindex;
+	__u32 family; /* enum family */
+	union v6addr addr; /* IPv4 in the first 4 bytes, the others are 0 */
 };
 
 /* One sampled packet. Fields that the packet does not have, or that stand

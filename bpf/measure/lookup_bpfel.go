@@ -24,6 +24,7 @@ const (
 	LookupMapWeftEvents       = "weft_events"
 	LookupMapWeftHosts        = "weft_hosts"
 	LookupMapWeftMissed       = "weft_missed"
+	LookupMapWeftPods         = "weft_pods"
 	LookupProgMeasureCheck    = "measure_check"
 	LookupProgMeasureEmpty    = "measure_empty"
 	LookupProgMeasureIdentity = "measure_identity"
@@ -92,6 +93,7 @@ type LookupMapSpecs struct {
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
+	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
 // LookupVariableSpecs contains global variables before they are loaded into the kernel.
@@ -128,6 +130,7 @@ type LookupMaps struct {
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
+	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
 func (m *LookupMaps) Close() error {
@@ -140,6 +143,7 @@ func (m *LookupMaps) Close() error {
 		m.WeftEvents,
 		m.WeftHosts,
 		m.WeftMissed,
+		m.WeftPods,
 	)
 }
 

@@ -233,6 +233,7 @@ func (a *agent) addDatapath() (err error) {
 	cfg := datapath.Config{
 		BPFFS: a.cfg.bpffs, Devices: a.cfg.devices, RoutingMode: datapath.RoutingMode(a.cfg.routingMode),
 		ClusterRouting: a.cfg.clusterRouting(), TunnelPort: a.cfg.tunnelPort, OverlayLax: a.cfg.overlayCheck == "count", Mark: a.cfg.datapathMark(),
+		Pods: a.endpoints, PodCheck: datapath.PodCheck(a.cfg.podCheck),
 		MaxEntries: a.cfg.maxEntries, VerifyInterval: a.cfg.verifyInterval, ClusterName: a.cfg.clusterName, NodeName: a.cfg.nodeName, NodeIPs: a.cfg.nodeIPs,
 		DualStack: a.dualStack(), Underlay6: a.underlay6(), FlowSample: a.cfg.flowSample, Layout: a.cfg.layout,
 		LocalPodCIDRs: a.self.PodCIDRs(), IPs: a.ips, Nodes: a.nodes, Listed: a.listed, Log: a.log.With("task", "datapath"),

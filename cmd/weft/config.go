@@ -82,6 +82,7 @@ type agentOptions struct {
 	clusterRoutingMode   []clusterRouting
 	tunnelPort           uint16
 	overlayCheck         string
+	podCheck             string
 	mark                 string
 	markMask             markMask
 	markShift            uint8
@@ -139,6 +140,8 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.Uint16Var(&o.tunnelPort, "tunnel-port", datapath.DefaultTunnelPort, "UDP port of the overlay, the same `number` on all nodes")
 	flags.StringVar(&o.overlayCheck, "overlay-check", "drop",
 		"drop or count: what to do with packets of the overlay that are not from the node or not of the identity that they claim, a `word`")
+	flags.StringVar(&o.podCheck, "pod-check", string(datapath.PodCheckCount),
+		"off, count or drop: what to do with packets that come from the device of a pod of this node and have another's address, a `word`")
 	flags.StringVar(&o.mark, "mark", "none",
 		"`layout` of the mark that tells the identity of incoming packets: none, cilium, or custom, with --mark-mask and --mark-shift")
 	flags.Var(&o.markMask, "mark-mask", "bits of the mark that --mark custom may write, a `number` such as 0xffff0000")
@@ -308,6 +311,8 @@ func (c *agentConfig) check() (err error) {
 		return errors.New("--tunnel-port: want at least 1")
 	case c.overlayCheck != "drop" && c.overlayCheck != "count":
 		return fmt.Errorf("--overlay-check %q: want drop or count", c.overlayCheck)
+	case !datapath.PodCheck(c.podCheck).Valid():
+		return fmt.Errorf("--pod-check %q: want off, count or drop", c.podCheck)
 	case c.kvstoreLeaseTTL < minLeaseTTL || c.kvstoreLeaseTTL > maxLeaseTTL:
 		return fmt.Errorf("--kvstore-lease-ttl %s: want %s to %s", c.kvstoreLeaseTTL, minLeaseTTL, maxLeaseTTL)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/weftmesh/weft/api"
+	"github.com/weftmesh/weft/datapath"
 )
 
 // Metrics are read off the agent's status, and the counters in the kernel, when somebody asks: nothing is counted twice.
@@ -307,8 +308,16 @@ var kernelFamilies = []family{
 		}},
 	{"bpf_map_pruned_total", "Entries removed because nobody claims them.", []string{"map_name"}, prometheus.CounterValue,
 		func(s *snapshot, emit emit) { emit(float64(s.Datapath.Map.Pruned), ipcacheMap) }},
-	{"reconcile_drift_total", "What somebody else changed in the kernel and was found when the whole was compared.", []string{"object"},
-		prometheus.CounterValue, func(s *snapshot, emit emit) { emit(float64(s.Datapath.Map.Drift), ipcacheMap) }},
+	{"drift_total", "What somebody else changed in the kernel and was put right.", []string{"kind"},
+		prometheus.CounterValue, func(s *snapshot, emit emit) {
+			for _, kind := range datapath.Kinds() {
+				emit(float64(s.Datapath.Drift[kind]), kind)
+			}
+		}},
+	single("pod_addresses", "Addresses of this node's own pods that are known at their devices.",
+		func(s *snapshot) float64 { return float64(s.Datapath.Pods.Addresses) }),
+	single("pod_addresses_missing", "Addresses of this node's own pods whose device is not found.",
+		func(s *snapshot) float64 { return float64(len(s.Datapath.Pods.Missing)) }),
 	single("reconcile_errors", "What of the kernel is not as it should be: devices, programs, routes.",
 		func(s *snapshot) float64 { return float64(s.kernelErrors()) }),
 	single("routes", "Routes to the pods of other nodes.", func(s *snapshot) float64 { return float64(s.Datapath.Routes) }),
@@ -351,24 +360,24 @@ func (s *snapshot) kernelErrors() int {
 }
 
 // verdict names packets that are counted together.
-type verdict struct{ direction, verdict string }
+type verdict struct{ direction, verdict, mode string }
 
 // verdicts sums the counters of all identities.
 func (s *snapshot) verdicts(value func(*counter) uint64, emit emit) {
 	sums := make(map[verdict]uint64)
 	for i := range s.counters {
 		c := &s.counters[i]
-		sums[verdict{c.Direction, c.Verdict}] += value(c)
+		sums[verdict{c.Direction, c.Verdict, c.Mode}] += value(c)
 	}
 	for v, n := range sums {
-		emit(float64(n), v.direction, v.verdict)
+		emit(float64(n), v.direction, v.verdict, v.mode)
 	}
 }
 
 var packetFamilies = []family{
 	{"packets_total", "Packets that the programs saw since the map was made, before the agent started too.",
-		[]string{"direction", "verdict"}, prometheus.CounterValue,
+		[]string{"direction", "verdict", "mode"}, prometheus.CounterValue,
 		func(s *snapshot, emit emit) { s.verdicts(func(c *counter) uint64 { return c.Packets }, emit) }},
-	{"packet_bytes_total", "Bytes of these packets, with the Ethernet header.", []string{"direction", "verdict"}, prometheus.CounterValue,
+	{"packet_bytes_total", "Bytes of these packets, with the Ethernet header.", []string{"direction", "verdict", "mode"}, prometheus.CounterValue,
 		func(s *snapshot, emit emit) { s.verdicts(func(c *counter) uint64 { return c.Bytes }, emit) }},
 }

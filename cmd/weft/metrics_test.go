@@ -83,7 +83,8 @@ weft_clustermesh_remote_cluster_readiness_status{target_cluster="west"} 1
 weft_clustermesh_remote_clusters 3
 # HELP weft_packets_total Packets that the programs saw since the map was made, before the agent started too.
 # TYPE weft_packets_total counter
-weft_packets_total{direction="egress",verdict="identified"} 7
+weft_packets_total{direction="egress",mode="native",verdict="identified"} 3
+weft_packets_total{direction="egress",mode="overlay",verdict="identified"} 4
 # HELP weft_reconcile_errors What of the kernel is not as it should be: devices, programs, routes.
 # TYPE weft_reconcile_errors gauge
 weft_reconcile_errors 2

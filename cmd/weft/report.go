@@ -125,6 +125,21 @@ func makeEndpoint(e *endpoint.Endpoint) api.Endpoint {
 	}
 }
 
+func makePods(p *datapath.PodStatus) api.PodDevices {
+	shown := api.PodDevices{Devices: []api.Device{}, Missing: []api.MissingPod{}}
+	if p == nil {
+		return shown
+	}
+	shown.Check, shown.Addresses = string(p.Check), p.Addresses
+	for i := range p.Devices {
+		shown.Devices = append(shown.Devices, makeDevice(&p.Devices[i]))
+	}
+	for _, m := range p.Missing {
+		shown.Missing = append(shown.Missing, api.MissingPod{Address: m.Address, Reason: m.Reason})
+	}
+	return shown
+}
+
 func (a *agent) datapathStatus() api.Datapath {
 	d := a.datapath.Status()
 	shown := api.Datapath{
@@ -140,6 +155,8 @@ func (a *agent) datapathStatus() api.Datapath {
 	for _, device := range d.Devices {
 		shown.Devices = append(shown.Devices, makeDevice(&device))
 	}
+	shown.Drift = d.Drift
+	shown.Pods = makePods(d.Pods)
 	for _, r := range d.Routes {
 		if r.Installed {
 			shown.Routes++

@@ -366,8 +366,8 @@ func (p *statusPrinter) datapath() {
 	}
 	p.branch("ipcache: %d/%d entries (%s), %d pending, %d unclaimed: %s", d.Map.Entries, d.Map.MaxEntries, usage, d.Map.Pending,
 		d.Map.Unclaimed, d.Map.Pin)
-	if d.Map.Drift > 0 {
-		p.branch("drift: %s changed by somebody else, last compared %s", count(int(d.Map.Drift), "entry"), ago(p.now, d.Map.VerifiedAt))
+	if text := driftText(d.Drift); text != "" {
+		p.branch("drift: %s changed by somebody else, map last compared %s", text, ago(p.now, d.Map.VerifiedAt))
 	}
 	for _, device := range d.Devices {
 		var programs []string
@@ -380,6 +380,34 @@ func (p *statusPrinter) datapath() {
 		}
 		p.branch("device %s: %s", device.Name, cmp.Or(strings.Join(programs, ", "), device.Error, "-"))
 	}
+	p.pods(&d.Pods)
+}
+
+// pods tells of the devices of this node's own pods.
+func (p *statusPrinter) pods(pods *api.PodDevices) {
+	if pods.Addresses == 0 && len(pods.Missing) == 0 {
+		return
+	}
+	p.branch("pods: %d addresses at %s, %d without, check %s", pods.Addresses, count(len(pods.Devices), "device"), len(pods.Missing), pods.Check)
+	const shown = 3
+	for i, m := range pods.Missing {
+		if i == shown {
+			p.branch("pods: and %d more", len(pods.Missing)-i)
+			break
+		}
+		p.branch("pod %s: %s", m.Address, m.Reason)
+	}
+}
+
+// driftText lists how much of which kind was changed by others; "" if nothing was.
+func driftText(drift map[string]uint64) string {
+	var parts []string
+	for _, kind := range slices.Sorted(maps.Keys(drift)) {
+		if n := drift[kind]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d of %s", n, kind))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // controllers lists what runs by itself.

@@ -57,7 +57,7 @@ func TestVerifyAndCleanup(t *testing.T) {
 	if err := contains(s.cli(t, 0, "verify"), "0 differences"); err != nil {
 		t.Error(err)
 	}
-	if err := contains(s.cli(t, 0, "status"), "drift: 2 entries changed by somebody else"); err != nil {
+	if err := contains(s.cli(t, 0, "status"), "2 of map changed by somebody else"); err != nil {
 		t.Error(err)
 	}
 	if err := contains(s.cli(t, exitNot, "cleanup"), "another agent holds the lock"); err != nil {
