@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,7 +19,7 @@ import (
 type ciliumCluster struct {
 	*testutil.KubeAPIServer
 	t       *testing.T
-	objects *Objects
+	objects *Objects // with the rights that deploy/kubernetes gives
 	term    *Term
 	etcd    *testutil.Etcd // of weft
 }
@@ -32,16 +31,13 @@ const (
 
 func startCiliumCluster(t *testing.T) *ciliumCluster {
 	t.Helper()
-	c := &ciliumCluster{KubeAPIServer: testutil.StartKubeAPIServer(t, testutil.StartEtcd(t)), t: t, etcd: testutil.StartEtcd(t)}
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	c.WriteKubeconfig(t, file, "", "")
-	var err error
-	if c.objects, err = NewObjects(file); err != nil {
+	of := newCluster(t)
+	objects, err := NewObjects(of.kubeconfig)
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.objects.client.Client.CloseIdleConnections)
-	c.term = mustBegin(t, c.etcd)
-	return c
+	t.Cleanup(objects.client.Client.CloseIdleConnections)
+	return &ciliumCluster{KubeAPIServer: of.kube, t: t, objects: objects, etcd: of.etcd, term: mustBegin(t, of.etcd)}
 }
 
 // define installs a kind of Cilium's objects, and waits until it is served.
@@ -130,20 +126,22 @@ func (c *ciliumCluster) names(path string) string {
 	return strings.Join(all, " ")
 }
 
-// reports are the nodes that report in a policy.
-func (c *ciliumCluster) reports(path string) string {
+// reports are the nodes that report in the policies of a kind.
+func (c *ciliumCluster) reports(kind string) string {
 	c.t.Helper()
-	raw, err := c.objects.client.Get().AbsPath(path).Do(c.t.Context()).Raw()
+	type policy struct {
+		Status struct{ Nodes any }
+	}
+	var all []string
+	err := each(c.t.Context(), c.objects, ciliumPath+"/"+kind, "application/json", func(p policy) {
+		nodes, _ := p.Status.Nodes.(map[string]any)
+		all = append(all, slices.Collect(maps.Keys(nodes))...)
+	})
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	var p struct {
-		Status struct{ Nodes map[string]any }
-	}
-	if err := json.Unmarshal(raw, &p); err != nil {
-		c.t.Fatal(err)
-	}
-	return strings.Join(slices.Sorted(maps.Keys(p.Status.Nodes)), " ")
+	slices.Sort(all)
+	return strings.Join(all, " ")
 }
 
 // What Cilium leaves behind in Kubernetes is collected where its kinds of objects exist, from when they do until they are
@@ -155,7 +153,6 @@ func TestKubernetesGC(t *testing.T) {
 	c := startCiliumCluster(t)
 	c.namespace("shop")
 	c.node("n1")
-	testutil.Eventually(t, testTimeout, func() error { return c.Exists("/api/v1/namespaces/kube-system") })
 	for _, part := range []struct {
 		name string
 		test func(*testing.T)
@@ -247,10 +244,10 @@ func (c *ciliumCluster) testPolicies(t *testing.T) {
 	c.Patch(t, one+"/odd/status", `{"status":{"nodes":"none"}}`)
 	c.Patch(t, one+"/web/status", status)
 	c.Patch(t, wide+"/all/status", status)
-	for _, path := range []string{one + "/web", wide + "/all"} {
+	for _, kind := range policyKinds {
 		testutil.Eventually(t, testTimeout, func() error {
-			if got := c.reports(path); got != "n1" {
-				return fmt.Errorf("%s: reports of %q, want those of n1", path, got)
+			if got := c.reports(kind); got != "n1" {
+				return fmt.Errorf("%s: reports of %q, want those of n1", kind, got)
 			}
 			return nil
 		})
