@@ -75,7 +75,13 @@ func ParseLabels(s string) Labels {
 
 // String is the canonical form under which clusters agree on an identity: "source:key=value;" for each label in order.
 func (l Labels) String() string {
+	const punctuation = len(":=;")
+	size := 0
+	for _, label := range l {
+		size += len(label.Source) + len(label.Key) + len(label.Value) + punctuation
+	}
 	var b strings.Builder
+	b.Grow(size) // what a table keeps of thousands of these has no slack
 	for _, label := range l {
 		b.WriteString(label.Source)
 		b.WriteByte(':')
