@@ -54,7 +54,7 @@ func (l *lab) agentConfig(n nodePlan) agentConfig {
 		BPFFS:                l.bpffs(n.Name),
 		APISocket:            l.socket(n.Name),
 		Devices:              []string{"eth0"},
-		RoutingMode:          "native",
+		RoutingMode:          l.mode,
 		FlowSample:           1,
 		LogLevel:             "info",
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,8 @@ import (
 const (
 	defaultStateDir = "/run/weft-lab"
 	defaultPrefix   = "weft"
+
+	defaultRoutingMode = "native"
 )
 
 var (
@@ -28,6 +31,7 @@ var (
 // lab is one lab on this machine: a topology, and the directory that holds its state.
 type lab struct {
 	topology
+	mode string // how the nodes reach the pods of others: "native" or "tunnel"
 	dir  string // absolute
 	weft string // the weft binary; empty where a command has no need of it
 	self string // this binary
@@ -36,9 +40,10 @@ type lab struct {
 
 // manifest is the file that tells what stands in a state directory.
 type manifest struct {
-	Prefix   string    `json:"prefix"`
-	Created  time.Time `json:"created"`
-	Complete bool      `json:"complete"` // the network has been built to its end
+	Prefix      string    `json:"prefix"`
+	RoutingMode string    `json:"routingMode"`
+	Created     time.Time `json:"created"`
+	Complete    bool      `json:"complete"` // the network has been built to its end
 }
 
 func (l *lab) manifestFile() string { return filepath.Join(l.dir, "lab.json") }
@@ -57,7 +62,7 @@ func readManifest(dir string) (manifest, error) {
 }
 
 func (l *lab) writeManifest(complete bool) error {
-	content, err := json.Marshal(manifest{Prefix: l.Prefix, Created: time.Now().UTC(), Complete: complete})
+	content, err := json.Marshal(manifest{Prefix: l.Prefix, RoutingMode: l.mode, Created: time.Now().UTC(), Complete: complete})
 	if err != nil {
 		return err
 	}
@@ -71,11 +76,12 @@ func openLab(dir, prefix string, out io.Writer) (*lab, error) {
 	if err != nil {
 		return nil, err
 	}
+	mode := defaultRoutingMode
 	switch m, err := readManifest(dir); {
 	case err == nil && prefix != "" && prefix != m.Prefix:
 		return nil, fmt.Errorf("the lab in %s has the prefix %q: take it down first, or give another --state-dir", dir, m.Prefix)
 	case err == nil:
-		prefix = m.Prefix
+		prefix, mode = m.Prefix, cmp.Or(m.RoutingMode, mode)
 	case !errors.Is(err, os.ErrNotExist) && !isSyntax(err):
 		return nil, err
 	}
@@ -89,7 +95,22 @@ func openLab(dir, prefix string, out io.Writer) (*lab, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find this program's own file: %w", err)
 	}
-	return &lab{topology: newTopology(prefix), dir: dir, self: self, out: out}, nil
+	return &lab{topology: newTopology(prefix), mode: mode, dir: dir, self: self, out: out}, nil
+}
+
+// choose sets the routing mode of a lab that is to be built; "" leaves it. That of one that stands cannot be changed.
+func (l *lab) choose(mode string) error {
+	if mode == "" || mode == l.mode {
+		return nil
+	}
+	if mode != "native" && mode != "tunnel" {
+		return usage(fmt.Errorf("--routing-mode %q: give native or tunnel", mode))
+	}
+	if stands, err := l.stands(); err != nil || stands {
+		return cmp.Or(err, fmt.Errorf("the lab in %s has the routing mode %s: take it down first", l.dir, l.mode))
+	}
+	l.mode = mode
+	return nil
 }
 
 // isSyntax reports whether a manifest was cut short by a crash.

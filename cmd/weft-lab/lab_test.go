@@ -281,6 +281,49 @@ func (l *testLab) testRepair() {
 	}
 }
 
+// In a lab with an overlay, pods of two clusters talk through it, and both nodes tell their identities.
+func TestTunnel(t *testing.T) {
+	l := newTestLab(t)
+	l.fails(2, "give native or tunnel", "up", "--routing-mode", "pigeon")
+	l.must("up", "--routing-mode", "tunnel")
+	if s, well := l.status(); !well {
+		t.Errorf("the lab is not well: %+v", s)
+	}
+	l.fails(1, "has the routing mode tunnel", "up", "--routing-mode", "native")
+	if out := l.must("exec", "east-1", "ip", "route", "show", "proto", "119"); !strings.Contains(out, "10.2.1.0/24 dev weft_vxlan") {
+		t.Errorf("routes of east-1:\n%s", out)
+	}
+	self := filepath.Join(binaries, "weft-lab")
+	server := l.command("exec", "west-1/web", self, "serve", "--name", "web of west-1")
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = server.Process.Signal(syscall.SIGTERM)
+		_ = server.Wait() // that it was ended is no error of the test
+	})
+	for _, request := range [][]string{{"tcp", "10.2.1.10"}, {"udp", "10.2.1.10"}, {"tcp", "fd00:10:2:1::10"}} {
+		testutil.Eventually(t, 30*time.Second, func() error {
+			out, stderr, code := l.run(append([]string{"exec", "east-1/web", self, "request"}, request...)...)
+			if code != 0 || !strings.Contains(out, "web of west-1") {
+				return fmt.Errorf("request %q: %s%s", request, out, stderr)
+			}
+			return nil
+		})
+	}
+	for _, node := range []string{"east-1", "west-1"} {
+		out := l.must("exec", node, "weft", "bpf", "counters", "list", "-o", "tsv")
+		for _, mode := range []string{"overlay", "pod"} {
+			if !strings.Contains(out, mode) {
+				t.Errorf("%s has counted nothing with mode %s:\n%s", node, mode, out)
+			}
+		}
+		if strings.Contains(out, "spoofed") || strings.Contains(out, "wrong-") {
+			t.Errorf("%s found something wrong:\n%s", node, out)
+		}
+	}
+}
+
 // A crash leaves processes, mounts, namespaces and pid files in any combination; up and down must cope.
 func TestCrashLeftovers(t *testing.T) {
 	l := newTestLab(t)

@@ -14,7 +14,8 @@ import (
 )
 
 func newUpCommand(env *environment) *cobra.Command {
-	return &cobra.Command{
+	mode := ""
+	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Build the lab, or check and repair one that is up",
 		Args:  cobra.NoArgs,
@@ -28,6 +29,9 @@ func newUpCommand(env *environment) *cobra.Command {
 				return err
 			}
 			defer unlock()
+			if err := l.choose(mode); err != nil {
+				return err
+			}
 			if err := l.up(cmd.Context()); err != nil {
 				if cmd.Context().Err() != nil {
 					err = context.Cause(cmd.Context())
@@ -38,6 +42,9 @@ func newUpCommand(env *environment) *cobra.Command {
 			return nil
 		},
 	}
+	cmd.Flags().StringVar(&mode, "routing-mode", "",
+		"how nodes reach the pods of others: native, or tunnel, through an overlay (default: the running lab's, or "+defaultRoutingMode+")")
+	return cmd
 }
 
 // up makes the lab stand and work. The caller holds the lock.
