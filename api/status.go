@@ -87,11 +87,12 @@ type Cluster struct {
 	Canaries            bool              `json:"canaries"`      // the cluster says when its data is complete
 	Cached              bool              `json:"cached"`        // the data comes from a copy
 	Counts              Counts            `json:"counts"`
-	Synced              map[string]bool   `json:"synced"`               // by resource: listed completely at least once
-	LastSuccess         time.Time         `json:"lastSuccess,omitzero"` // when etcd last answered while the cluster was followed
-	StaleSince          time.Time         `json:"staleSince,omitzero"`  // since when a stale cluster has not been followed
-	Withdrawn           bool              `json:"withdrawn,omitempty"`  // its data has outlived its time
-	Failures            uint64            `json:"failures"`             // attempts to connect and to join, and connections lost
+	Synced              map[string]bool   `json:"synced"`                 // by resource: listed completely at least once
+	LastSuccess         time.Time         `json:"lastSuccess,omitzero"`   // when etcd last answered while the cluster was followed
+	StaleSince          time.Time         `json:"staleSince,omitzero"`    // since when a stale cluster has not been followed
+	Withdrawn           bool              `json:"withdrawn,omitempty"`    // its data has outlived its time
+	ServicesLost        bool              `json:"servicesLost,omitempty"` // its backends are used only where there are no others
+	Failures            uint64            `json:"failures"`               // attempts to connect and to join, and connections lost
 	Reconnects          uint64            `json:"reconnects"`
 	LastError           string            `json:"lastError,omitempty"`
 	LastErrorAt         time.Time         `json:"lastErrorAt,omitzero"`

@@ -344,6 +344,22 @@ func (m *Mesh) Listed(id identity.ClusterID) bool {
 	return settled
 }
 
+// ServicesListed reports whether the services of all clusters, our own included, have been in the table at least once since the
+// start, so that what it lacks is known to be gone. A cluster whose data has outlived Config.CacheTTL has none.
+func (m *Mesh) ServicesListed() bool {
+	m.mu.Lock()
+	settled := m.seen
+	for name := range m.doubts {
+		settled = settled && m.remotes[name] != nil
+	}
+	m.mu.Unlock()
+	for _, r := range m.all() {
+		s := r.standing()
+		settled = settled && (s.served || s.withdrawn)
+	}
+	return settled
+}
+
 // Status returns the state of every cluster, and of every file that should be one's config and cannot, sorted by name.
 func (m *Mesh) Status() []RemoteStatus {
 	var all []RemoteStatus

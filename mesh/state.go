@@ -213,16 +213,20 @@ type standing struct {
 	holds  identity.ClusterID // the id under which it brings data, 0 if none
 	claims identity.ClusterID // the id that the cluster says it has, 0 if that is not known
 	listed bool               // its nodes, addresses and identities have all been in the tables
+	served bool               // its services have
 	// gone: what it has brought, or would bring, is withdrawn, as it has been away for so long.
 	gone bool
+	// withdrawn: its services are, at least.
+	withdrawn bool
 }
 
 func (r *remote) standing() standing {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := standing{claims: r.claims, gone: r.progress.away.withdrawn && r.mesh.cfg.CacheTTLAll}
+	s := standing{claims: r.claims, withdrawn: r.progress.away.withdrawn, gone: r.progress.away.withdrawn && r.mesh.cfg.CacheTTLAll}
 	if fs := r.feeds; fs != nil {
 		s.holds = fs.id
+		s.served = fs.services.standing().listed
 		s.listed = fs.nodes.standing().listed && fs.ips.standing().listed && fs.identities.standing().listed
 	}
 	return s

@@ -23,6 +23,7 @@ import (
 	"github.com/weftmesh/weft/mesh"
 	"github.com/weftmesh/weft/node"
 	"github.com/weftmesh/weft/service"
+	"github.com/weftmesh/weft/source"
 )
 
 func agentCommand(env environment, c *clientOptions) *cobra.Command {
@@ -62,6 +63,8 @@ type agent struct {
 	identities *identity.Table
 	services   *service.Table
 
+	serviceFeeds []*source.Feed // of services of our own cluster, besides its etcd
+
 	client    *kvstore.Client // nil without an etcd of our own, and so is writer
 	writer    *kvstore.Writer
 	sources   []endpoint.Source   // of workloads, in the order of their precedence
@@ -92,7 +95,7 @@ func newAgent(cfg agentConfig, env environment) (a *agent, err error) {
 			opened.close()
 		}
 	}()
-	for _, assemble := range []func() error{a.addKVStore, a.addSources, a.addEndpoints, a.addHerald, a.addMesh, a.addDatapath} {
+	for _, assemble := range []func() error{a.addKVStore, a.addSources, a.addEndpoints, a.addHerald, a.addServices, a.addMesh, a.addDatapath} {
 		if err := assemble(); err != nil {
 			return nil, err
 		}
@@ -216,7 +219,7 @@ func (a *agent) addMesh() (err error) {
 	a.mesh, err = mesh.New(mesh.Config{
 		Dir: a.cfg.clustermeshConfig, ClusterName: a.cfg.clusterName, ClusterID: identity.ClusterID(a.cfg.clusterID),
 		NodeName: a.cfg.nodeName, Layout: a.cfg.layout, DualStack: a.dualStack(), Underlay6: a.underlay6(), Own: a.cfg.kvstore, Tune: a.cfg.tune,
-		CacheTTL: a.cfg.cacheTTL, CacheTTLAll: a.cfg.cacheTTLAll, Preferences: a.cfg.preferences(),
+		CacheTTL: a.cfg.cacheTTL, CacheTTLAll: a.cfg.cacheTTLAll, LoseAfter: a.cfg.serviceWithdrawAfter, PreferSlices: a.cfg.serviceSlices, Preferences: a.cfg.preferences(),
 		IPs: a.ips, Nodes: a.nodes, Identities: a.identities, Services: a.services, Log: a.log.With("task", "mesh"),
 		OwnPrefixes: ownPrefixes(a.self), LimitsFile: a.cfg.meshLimits, MaxEntries: int(a.cfg.maxEntries),
 	})
@@ -279,9 +282,6 @@ func (a *agent) listed(id identity.ClusterID) bool {
 	}
 	return a.mesh.Listed(id)
 }
-
-// servicesListed reports whether all that clusters say of services has been heard.
-func (a *agent) servicesListed() bool { return a.mesh.Listed(0) }
 
 // close releases what newAgent opened. Tasks have ended before.
 func (a *agent) close() {

@@ -57,6 +57,7 @@ func newClientOptions(flags *pflag.FlagSet) *clientOptions {
 
 // agentOptions are the options of the agent alone, as given.
 type agentOptions struct {
+	serviceOptions
 	config               string
 	clusterName          string
 	clusterID            uint16
@@ -127,6 +128,7 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.BoolVar(&o.kubernetes, "kubernetes", false, "take the pods of this node from the Kubernetes API, where the node has the name --node-name")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
 		"`file` that says where the Kubernetes API is (default: the service account of the agent's own pod)")
+	o.serviceOptions.declare(flags)
 	flags.StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` of what is to be known after a restart: endpoints that were added, identities that were allocated")
 	flags.Var(&list[string]{&o.labels, parseLabelPattern, func(s string) string { return s }, "labels", false}, "labels",
 		"`patterns` of labels that make an identity, in addition to the defaults: k8s:key to take labels so named alone, k8s:!key to leave them out")
@@ -299,8 +301,8 @@ func (c *agentConfig) check() (err error) {
 		return fmt.Errorf("--page-address %w", api.CheckPageAddress(c.pageAddress))
 	case c.verifyInterval < minVerifyInterval:
 		return fmt.Errorf("--verify-interval %s: want at least %s", c.verifyInterval, minVerifyInterval)
-	case c.kubeconfig != "" && !c.kubernetes:
-		return errors.New("--kubeconfig: it is read with --kubernetes alone: give that, too")
+	case c.kubeconfig != "" && !c.kubernetes && !c.kubernetesServices:
+		return errors.New("--kubeconfig: it is read with --kubernetes or --kubernetes-services alone: give one of them, too")
 	case c.maxEntries == 0:
 		return errors.New("--max-ipcache-entries: want at least 1")
 	case c.serviceCgroup != "" && !c.serviceLB:
@@ -315,6 +317,9 @@ func (c *agentConfig) check() (err error) {
 		return fmt.Errorf("--pod-check %q: want off, count or drop", c.podCheck)
 	case c.kvstoreLeaseTTL < minLeaseTTL || c.kvstoreLeaseTTL > maxLeaseTTL:
 		return fmt.Errorf("--kvstore-lease-ttl %s: want %s to %s", c.kvstoreLeaseTTL, minLeaseTTL, maxLeaseTTL)
+	}
+	if err := c.serviceOptions.check(); err != nil {
+		return err
 	}
 	if err := checkNodeName(c.nodeName); err != nil {
 		return err

@@ -91,7 +91,8 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 // metrics answers with the metrics of the agent, of its process and of the Go run time.
 func (a *agent) metrics() http.Handler {
 	counters := func() ([]counter, error) { return listCounters(a.cfg.bpffs) }
-	return newHandler(a.log, newCollector(a.status, counters), propagationCollector{a.datapath.Propagation, a.clusterNames})
+	return newHandler(a.log, newCollector(a.status, counters), propagationCollector{a.datapath.Propagation, a.clusterNames},
+		serviceCollector{a.services.Count})
 }
 
 func newHandler(log *slog.Logger, ours ...prometheus.Collector) http.Handler {

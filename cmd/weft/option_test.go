@@ -90,6 +90,12 @@ var others = map[string][3]string{
 	"metrics-address":           {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
 	"page-address":              {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
 	"log-level":                 {"DEBUG", "WARN", "ERROR"},
+
+	"kubernetes-services":                  {"true", "true", "true"},
+	"services-dir":                         {"/a", "/b", "/c"},
+	"clustermesh-default-global-namespace": {"false", "false", "false"},
+	"service-slices":                       {"true", "true", "true"},
+	"service-withdraw-after":               {"1m0s", "2m0s", "3m0s"},
 }
 
 // Every option can be given in all three ways, and the stronger way counts.
@@ -114,7 +120,7 @@ func TestPrecedence(t *testing.T) {
 			values = custom
 		}
 		t.Run(f.Name, func(t *testing.T) {
-			base := map[string]string{"WEFT_CLUSTER_NAME": "base", "WEFT_CLUSTER_ID": "9", "WEFT_NODE_NAME": "base", "WEFT_CLUSTERMESH_CACHE_TTL": "9m", "WEFT_KUBERNETES": "true", "WEFT_SERVICE_LB": "true"}
+			base := map[string]string{"WEFT_CLUSTER_NAME": "base", "WEFT_CLUSTER_ID": "9", "WEFT_NODE_NAME": "base", "WEFT_CLUSTERMESH_CACHE_TTL": "9m", "WEFT_KUBERNETES": "true", "WEFT_KUBERNETES_SERVICES": "true", "WEFT_SERVICE_LB": "true"}
 			file := writeFile(t, "agent.yaml", fmt.Sprintf("%s: %s\n", f.Name, values[2]))
 			get := func(env, flag string) string {
 				t.Helper()
@@ -139,7 +145,7 @@ func TestPrecedence(t *testing.T) {
 				}
 				var args []string
 				if flag != "" {
-					args = append(args, "--"+f.Name, flag)
+					args = append(args, "--"+f.Name+"="+flag)
 				}
 				cfg, err := parseOptions(t, vars, args...)
 				if err != nil {
@@ -181,6 +187,8 @@ func optionIn(t *testing.T, cfg agentConfig, name string) string {
 		"kvstore-lease-ttl": cfg.kvstoreLeaseTTL, "verify-interval": cfg.verifyInterval,
 		"service-lb": cfg.serviceLB, "service-cgroup": cfg.serviceCgroup, "service-algorithm": cfg.serviceAlgorithm,
 		"kubernetes": cfg.kubernetes, "kubeconfig": cfg.kubeconfig, "state-dir": cfg.stateDir,
+		"kubernetes-services": cfg.kubernetesServices, "services-dir": cfg.servicesDir,
+		"clustermesh-default-global-namespace": cfg.globalNamespaces, "service-slices": cfg.serviceSlices, "service-withdraw-after": cfg.serviceWithdrawAfter,
 	}
 	value, ok := v[name]
 	if !ok {
@@ -197,7 +205,7 @@ func TestEveryOptionIsRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range files {
-		if strings.HasSuffix(file, "_test.go") || file == "config.go" {
+		if strings.HasSuffix(file, "_test.go") || file == "config.go" || file == "config_service.go" {
 			continue
 		}
 		tree, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
@@ -213,7 +221,7 @@ func TestEveryOptionIsRead(t *testing.T) {
 	}
 	for _, options := range []any{agentOptions{}, clientOptions{}} {
 		for _, field := range reflect.VisibleFields(reflect.TypeOf(options)) {
-			if !used[field.Name] && field.Name != "config" {
+			if !used[field.Name] && field.Name != "config" && !field.Anonymous {
 				t.Errorf("option %s is declared, but nothing reads it", field.Name)
 			}
 		}
@@ -273,6 +281,8 @@ func TestBadOptions(t *testing.T) {
 		{args: []string{"--config", "/nonexistent.yaml"}, want: "config: open /nonexistent.yaml: no such file or directory"},
 		{args: []string{"--cluster-name", "East"}, want: `--cluster-name: cluster name "East": must consist of`},
 		{args: []string{"--clustermesh-cache-ttl", "1ms"}, want: "--clustermesh-cache-ttl 1ms: want 0 or at least 1s"},
+		{args: []string{"--service-withdraw-after", "1ms"}, want: "--service-withdraw-after 1ms: want 0 or at least 1s"},
+		{args: []string{"--clustermesh-default-global-namespace=false"}, want: "--clustermesh-default-global-namespace: it is for namespaces of Kubernetes: give --kubernetes-services, too"},
 		{args: []string{"--clustermesh-cache-ttl-all"}, want: "--clustermesh-cache-ttl-all: give the time with --clustermesh-cache-ttl"},
 		{args: []string{"--node-ip-preference", "West=ExternalIP"}, want: "cluster name"},
 		{args: []string{"--node-ip-preference", "west=CiliumInternalIP"}, want: "address in a pod network"},
@@ -301,7 +311,7 @@ func TestBadOptions(t *testing.T) {
 		{args: []string{"--pod-cidr", "10.1.1.1/24"}, want: "10.1.1.1/24 has bits beyond its length: did you mean 10.1.1.0/24?"},
 		{args: []string{"--devices", "a-name-that-is-too-long"}, want: "is not the name of a device"},
 		{args: []string{"--max-ipcache-entries", "0"}, want: "--max-ipcache-entries: want at least 1"},
-		{args: []string{"--kubeconfig", "/x"}, want: "--kubeconfig: it is read with --kubernetes alone"},
+		{args: []string{"--kubeconfig", "/x"}, want: "--kubeconfig: it is read with --kubernetes or --kubernetes-services alone"},
 		{args: []string{"--state-dir", "relative"}, want: `--state-dir "relative": want an absolute path`},
 		{args: []string{"--bpffs", "relative"}, want: `--bpffs "relative": want an absolute path`},
 		{args: []string{"--kvstore-config", "/nonexistent"}, want: "--kvstore-config: "},

@@ -41,6 +41,11 @@ func (a *agent) status() api.Status {
 	if dir := a.mesh.Directory(); dir.Error != "" {
 		s.Config = append(s.Config, api.ConfigError{File: dir.Path, Message: dir.Error})
 	}
+	for _, f := range a.serviceFeeds {
+		for _, problem := range f.Problems() {
+			s.Config = append(s.Config, api.ConfigError{Message: problem})
+		}
+	}
 	s.Assess()
 	return s
 }
@@ -79,7 +84,7 @@ func makeCluster(r *mesh.RemoteStatus) api.Cluster {
 			"nodes": r.Synced.Nodes, "ips": r.Synced.IPs, "identities": r.Synced.Identities, "services": r.Synced.Services,
 		},
 		Failures: r.Failures, Reconnects: r.Reconnects, LastError: r.LastError, LastErrorAt: r.LastErrorAt, Rejected: r.Rejected,
-		LastSuccess: r.LastSuccess, StaleSince: r.StaleSince, Withdrawn: r.Withdrawn,
+		LastSuccess: r.LastSuccess, StaleSince: r.StaleSince, Withdrawn: r.Withdrawn, ServicesLost: r.ServicesLost,
 		Certificates: makeCertificates(r.Certificates), CertificateWarnings: r.CertificateWarnings,
 		Waiting: r.Waiting, Quotas: api.Quotas{
 			Entries: api.Quota(r.Quotas.Entries), Bytes: api.Quota(r.Quotas.Bytes), EventsPerSecond: r.Quotas.EventsPerSecond,

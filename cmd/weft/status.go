@@ -278,6 +278,9 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 		}
 		p.branch("stale since %s (%s): %s", c.StaleSince.UTC().Format(time.RFC3339), ago(p.now, c.StaleSince), kept)
 	}
+	if c.ServicesLost {
+		p.branch("services: away for --service-withdraw-after: its backends are used only where there are no others")
+	}
 	p.quotas(c)
 	p.rejections(c)
 	if c.LastError != c.ConfigError {
