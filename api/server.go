@@ -38,6 +38,8 @@ type Agent struct {
 	// Verify compares the kernel with the tables, and may take seconds.
 	Verify    func(ctx context.Context, repair bool) (Verification, error)
 	Endpoints EndpointStore
+	Config    func() Config
+	LogLevel  LogLevelSetter
 	// Describe completes flows from the log with what would be too much to keep there.
 	Describe func([]Flow)
 	Flows    *FlowLog
@@ -123,6 +125,7 @@ func (s *Server) routes() http.Handler {
 	})
 	mux.HandleFunc("/v1/verify", s.verify)
 	s.endpoints(mux)
+	s.admin(mux, get)
 	s.health(get)
 	return mux
 }

@@ -143,7 +143,7 @@ func (c *Client) dialOptions(creds credentials.TransportCredentials) []grpc.Dial
 		grpc.WithChainUnaryInterceptor(c.prober.unary),
 		grpc.WithChainStreamInterceptor(c.prober.stream))
 	if c.cfg.Username != "" {
-		auth := newPasswordAuth(c.cfg.Username, c.cfg.Password)
+		auth := newPasswordAuth(c.cfg.Username, string(c.cfg.Password))
 		options = append(options,
 			grpc.WithChainUnaryInterceptor(auth.unary),
 			grpc.WithChainStreamInterceptor(auth.stream))

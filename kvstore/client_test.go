@@ -155,7 +155,7 @@ func TestClientWithPassword(t *testing.T) {
 	e.Put(t, "q/a", "1")
 	enableAuth(t, e)
 	login := func(user, password string) func(*Config) {
-		return func(c *Config) { c.Username, c.Password = user, password }
+		return func(c *Config) { c.Username, c.Password = user, Secret(password) }
 	}
 	c := mustDial(t, e, login("reader", "secret"))
 	r := newRecorder()

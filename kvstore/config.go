@@ -50,7 +50,8 @@ type Config struct {
 	// or "1.2".
 	MinTLS string
 
-	Username, Password string
+	Username string
+	Password Secret
 
 	// HostAliases are looked at before DNS.
 	HostAliases []HostAlias
@@ -167,7 +168,7 @@ func ParseConfig(content []byte) (Config, error) {
 		InsecureSkipVerify: f.InsecureSkipTLSVerify,
 		MinTLS:             strings.TrimPrefix(f.MinTLS, "TLS"),
 		Username:           f.Username,
-		Password:           f.Password,
+		Password:           Secret(f.Password),
 	}
 	seen := make(map[string]bool, len(f.HostAliases))
 	for _, a := range f.HostAliases {

@@ -68,7 +68,7 @@ func NewAccess(cfg AccessConfig) (kvstore.Access, error) {
 	}
 	for i, u := range a.Users {
 		if u.Name == cfg.Username {
-			a.Users[i].Password = cfg.Password
+			a.Users[i].Password = string(cfg.Password)
 		}
 	}
 	return a, nil

@@ -55,6 +55,7 @@ type task interface {
 type agent struct {
 	cfg     agentConfig
 	log     *slog.Logger
+	level   *slog.LevelVar // of log
 	started time.Time
 	self    node.Node
 
@@ -84,8 +85,10 @@ func newAgent(cfg agentConfig, env environment) (a *agent, err error) {
 			return nil, err
 		}
 	}
+	level := new(slog.LevelVar)
+	level.Set(cfg.logLevel)
 	a = &agent{
-		cfg: cfg, log: newLog(env, cfg.logLevel), started: time.Now(), self: cfg.self(),
+		cfg: cfg, log: newLog(env, level), level: level, started: time.Now(), self: cfg.self(),
 		ips: ipcache.New(), nodes: node.NewTable(), identities: identity.NewTable(), services: service.NewTable(),
 		flows: api.NewFlowLog(),
 	}

@@ -211,6 +211,7 @@ func TestAgent(t *testing.T) {
 	s.checkPropagation(t, west)
 	s.checkPublished(t)
 	s.checkFlows(t)
+	s.checkAdmin(t)
 	s.checkSecondAgent(t)
 	s.checkBadFiles(t)
 
@@ -283,6 +284,42 @@ func (s *site) checkCommands(t *testing.T) {
 	} {
 		if err := contains(s.cli(t, 0, args), want...); err != nil {
 			t.Errorf("weft %s: %v", args, err)
+		}
+	}
+}
+
+// checkAdmin asks how the agent is configured, changes what it logs, and reads a profile, on the socket alone.
+func (s *site) checkAdmin(t *testing.T) {
+	t.Helper()
+	if err := contains(s.cli(t, 0, "config view --origin"), "cluster-name east "+s.config+":1", "routing-mode none default",
+		"node-ip 172.18.1.1 found on the devices", "config "+s.config+" flag"); err != nil {
+		t.Error(err)
+	}
+	for _, args := range [][2]string{{"log-level", "INFO"}, {"log-level debug", "DEBUG"}, {"log-level", "DEBUG"}} {
+		if got := strings.TrimSpace(s.cli(t, 0, args[0])); got != args[1] {
+			t.Errorf("weft %s: %q, want %q", args[0], got, args[1])
+		}
+	}
+	if err := contains(s.cli(t, 0, "config view --origin"), "log-level DEBUG weft log-level"); err != nil {
+		t.Error(err)
+	}
+	s.cli(t, 0, "log-level info")
+	profile, err := api.NewClient(s.socket).Profile(t.Context(), "goroutine", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer profile.Close()
+	if text, err := io.ReadAll(profile); err != nil || !strings.Contains(string(text), "goroutine profile: total ") {
+		t.Errorf("profile: %.200s, %v", text, err)
+	}
+	for _, path := range []string{"/debug/pprof/", "/v1/config", "/v1/log-level"} {
+		response, err := http.Get("http://" + s.metrics + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != http.StatusNotFound {
+			t.Errorf("%s on TCP: %s", path, response.Status)
 		}
 	}
 }

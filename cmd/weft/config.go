@@ -243,7 +243,8 @@ type agentConfig struct {
 	agentOptions
 	clientOptions
 	layout  identity.Layout
-	kvstore *kvstore.Config // nil: none
+	kvstore *kvstore.Config    // nil: none
+	options []api.ConfigOption // as they were given
 }
 
 // load completes the options from the file, if one is named, and checks them.
@@ -272,6 +273,7 @@ func (o *agentOptions) load(flags *pflag.FlagSet, c *clientOptions) (agentConfig
 		o.tune(&k)
 		cfg.kvstore = &k
 	}
+	cfg.options = listOptions(flags)
 	return cfg, nil
 }
 

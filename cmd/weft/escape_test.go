@@ -91,6 +91,7 @@ func evilLab() api.Agent {
 		Services: func() iter.Seq[api.Service] { return slices.Values([]api.Service{poisoned(api.Service{})}) },
 		Service:  func(string, string) (api.Service, bool) { return poisoned(api.Service{}), true },
 		Describe: func([]api.Flow) {}, Flows: flows, Endpoints: evilStore{},
+		Config: func() api.Config { return poisoned(api.Config{Items: []api.ConfigOption{{}}}) }, LogLevel: new(slog.LevelVar),
 		Metrics: newHandler(slog.New(slog.DiscardHandler), newCollector(func() api.Status { return status }, labCounters)),
 	}
 }
@@ -105,7 +106,7 @@ func TestNothingDrivesTheTerminal(t *testing.T) {
 	var tried []string
 	for _, args := range []string{
 		"status", "status --all-controllers", "ip list", "ip get 10.2.1.10", "ip conflicts", "explain 10.2.1.10", "node list",
-		"identity list", "identity get 131329", "service list", "service get shop/web", "endpoint list", "endpoint get 10.1.1.10", "clusters list", "clusters rejected", "flows", "version --agent", "metrics", "metrics list",
+		"identity list", "identity get 131329", "service list", "service get shop/web", "endpoint list", "endpoint get 10.1.1.10", "config view", "clusters list", "clusters rejected", "flows", "version --agent", "metrics", "metrics list",
 	} {
 		for _, format := range formats {
 			_, stdout, stderr := weft(t, env, append(strings.Fields(args), "-o", format)...)
@@ -156,7 +157,11 @@ func checkTried(t *testing.T, tried []string) {
 		"clusters get", // its line is below
 		"diagnose", "cleanup", "verify",
 		"endpoint add", "endpoint remove", // theirs are, too
-		"service watch", // service list --watch
+		"service watch",   // service list --watch
+		"clusters watch",  // clusters list --watch
+		"clusters add",    // what it prints of the etcd is what troubleshoot kvstore prints
+		"clusters remove", // it asks nobody
+		"log-level",       // its answer is one of slog's words
 	}
 	for _, cmd := range leaves(root) {
 		path := strings.TrimPrefix(cmd.CommandPath(), "weft ")

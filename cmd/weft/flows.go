@@ -18,8 +18,10 @@ import (
 func flowsCommand(env environment, c *clientOptions) *cobra.Command {
 	var (
 		out    *output
+		filter *flowFilter
 		follow bool
 		last   int
+		pcap   string
 	)
 	cmd := newCommand("flows", "Show packets with the identities of both sides", func(cmd *cobra.Command, _ []string) error {
 		if last < -1 {
@@ -29,8 +31,20 @@ func flowsCommand(env environment, c *clientOptions) *cobra.Command {
 		if follow && !cmd.Flags().Changed("last") {
 			query.Last = 0
 		}
+		var capture *captureFile
+		if pcap != "" {
+			var err error
+			if capture, err = newCapture(env, pcap); err != nil {
+				return err
+			}
+			defer capture.Close()
+		}
 		return api.NewClient(c.socket).Flows(cmd.Context(), query, func(e api.FlowEvent) error {
 			switch {
+			case e.Flow != nil && !filter.wants(e.Flow):
+				return nil
+			case e.Flow != nil && capture != nil:
+				return capture.write(e.Flow)
 			case out.forPrograms():
 				return out.line(env.stdout, e)
 			case e.Kind == api.KindFlowsLost:
@@ -45,6 +59,8 @@ func flowsCommand(env environment, c *clientOptions) *cobra.Command {
 	})
 	cmd.Aliases = []string{"monitor"}
 	out = outputFlags(cmd)
+	filter = newFlowFilter(cmd.Flags())
+	cmd.Flags().StringVar(&pcap, "pcap", "", "write the packets' headers, with identities as comments, to a `file` in pcapng instead; -: standard output")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with the flows that come")
 	cmd.Flags().IntVar(&last, "last", -1, "how many past flows to show (default: all that the agent remembers, with --follow none)")
 	return cmd

@@ -54,6 +54,23 @@ var helpTexts = map[string]help{
 	"clusters rejected": {"Show what clusters published that was not accepted, of all clusters or of one: how often for which reason since the agent " +
 		"started, and the last 100 of each cluster with time, key and reason. What is rejected never reaches the kernel.",
 		[]string{"weft clusters rejected", "weft clusters rejected west", "weft clusters rejected west -o json"}},
+	"clusters watch": {"List the clusters, as `weft clusters list` does, and go on with those that are added, change or are removed.",
+		[]string{"weft clusters watch", "weft clusters watch -o json"}},
+	"clusters add": {"Try to reach the etcd of a remote cluster, step by step as `weft troubleshoot kvstore` does, and, if that goes well, write its " +
+		"config file, which a running agent finds by itself. It needs no agent. What fails is told with what to do about it, nothing is written " +
+		"then, and the exit code is 1. The file has the group of its directory; the files that it names must be readable for the agent, too.",
+		[]string{
+			"weft clusters add west --endpoint https://west.example.net:2379 --ca-file west-ca.crt --cert-file east.crt --key-file east.key",
+			"weft clusters add west --endpoint https://west.example.net:2379 --username remote-east --password-file - --dry-run",
+		}},
+	"clusters remove": {"Remove the config file of a remote cluster. A running agent then withdraws exactly what that cluster claimed, in the kernel, too.",
+		[]string{"weft clusters remove west", "weft clusters remove west --clustermesh-config /etc/weft/clustermesh"}},
+	"config view": {"List the options that the running agent goes by; with --origin, where each comes from: a flag, a variable of the environment, a " +
+		"line of the file of --config, or nobody, and it is the default. The configs of etcds are files of their own, and only named here.",
+		[]string{"weft config view", "weft config view --origin", "weft config view -o json"}},
+	"log-level": {"Show the least level of what the running agent logs, or change it until the agent ends: debug, info, warn or error. Lines that " +
+		"repeat themselves are left out after 50 in a minute, but for those of debug.",
+		[]string{"weft log-level", "weft log-level debug"}},
 	"verify": {"Compare what the clusters say, what is known of them and what is in the kernel: the map, routes, devices, programs and pins. Each " +
 		"difference is a line. The exit code is 0 if there is none, or none that was not repaired, 1 otherwise, 3 if no agent answers.",
 		[]string{"weft verify", "weft verify --repair", "weft verify -o json"}},
@@ -131,8 +148,12 @@ var helpTexts = map[string]help{
 		"flows got one or were refused. It is read off its pins and needs no agent.",
 		[]string{"weft bpf service list", "weft bpf service list -o json"}},
 	"flows": {"Show sampled packets with the identities of both sides, as the kernel's programs saw them: the agent remembers the last 4096. How " +
-		"many packets are sampled is the agent's --flow-sample.",
-		[]string{"weft flows", "weft flows --follow", "weft flows --last 10 -o json"}},
+		"many packets are sampled is the agent's --flow-sample. Of several filters all count; those about a peer let through what either side " +
+		"is. With --pcap, what is known of each packet goes into a file that Wireshark and tcpdump read.",
+		[]string{
+			"weft flows", "weft flows --follow --cluster west", "weft flows --identity 131329 --port 443 --verdict identified", "weft flows --label app=web --ip 10.2.0.0/16",
+			"weft flows --last 10 -o json", "weft flows --pcap flows.pcapng",
+		}},
 	"kvstore get": {"Print the value of a key in an etcd, or, with --recursive, of all keys that begin with it. It needs no agent. As JSON, it is a " +
 		"dump that `weft kvstore set --from` loads.",
 		[]string{

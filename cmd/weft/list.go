@@ -29,7 +29,8 @@ type listing[T any] struct {
 type column[T any] struct {
 	title string
 	cell  func(*T) string
-	wide  bool // only shown if all are asked for
+	wide  bool  // only shown if all are asked for
+	when  *bool // the same, or if it is true
 }
 
 // kindWatchEvent is what --watch prints for programs.
@@ -79,10 +80,14 @@ func listCommand[T any](env environment, use, short string, l listing[T]) *cobra
 	return cmd
 }
 
+func (c *column[T]) shown(out *output) bool {
+	return out.full() || c.when != nil && *c.when || c.when == nil && !c.wide
+}
+
 func (l *listing[T]) titles(out *output) []string {
 	var titles []string
 	for _, c := range l.columns {
-		if !c.wide || out.full() {
+		if c.shown(out) {
 			titles = append(titles, c.title)
 		}
 	}
@@ -92,7 +97,7 @@ func (l *listing[T]) titles(out *output) []string {
 func (l *listing[T]) cells(out *output, item *T) []string {
 	var cells []string
 	for _, c := range l.columns {
-		if !c.wide || out.full() {
+		if c.shown(out) {
 			cells = append(cells, c.cell(item))
 		}
 	}

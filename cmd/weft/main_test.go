@@ -128,7 +128,17 @@ func lab(healthy bool) api.Agent {
 		},
 		{Time: testNow, Device: "eth0", Direction: "ingress", Verdict: "not-ip", Protocol: "0", Length: 42},
 	})
+	level := new(slog.LevelVar)
 	return api.Agent{
+		LogLevel: level,
+		Config: func() api.Config {
+			return api.Config{Meta: api.MetaOf(api.KindConfig), File: "/etc/weft/agent.yaml", Items: []api.ConfigOption{
+				{Name: "cluster-name", Value: "east", Origin: "/etc/weft/agent.yaml:3", Default: "default"},
+				{Name: "flow-sample", Value: "1", Origin: "WEFT_FLOW_SAMPLE", Default: "100"},
+				{Name: "kvstore-config", Value: "", Origin: "default"},
+				{Name: "log-level", Value: "DEBUG", Origin: "flag", Default: "INFO"},
+			}}
+		},
 		Version: func() api.VersionInfo {
 			return api.VersionInfo{Meta: api.MetaOf(api.KindVersion), Version: "v1.2.3", Revision: "abc", Go: "go1.26", Platform: "linux/amd64"}
 		},
@@ -339,6 +349,11 @@ func TestCommands(t *testing.T) {
 		{"operator-status.txt", leads, 0, "operator status"},
 		{"operator-status.json", leads, 0, "operator status -o json"},
 		{"operator-status-unhealthy.txt", waits, 1, "operator status"},
+		{"config-view.txt", well, 0, "config view"},
+		{"config-view-origin.txt", well, 0, "config view --origin"},
+		{"config-view.json", well, 0, "config view -o json"},
+		{"log-level.txt", well, 0, "log-level"},
+		{"log-level.json", well, 0, "log-level -o json"},
 		{"metrics.json", well, 0, "metrics -o json --match ^weft_bpf"},
 	} {
 		t.Run(tc.golden, func(t *testing.T) {
@@ -378,7 +393,7 @@ func TestExitCodes(t *testing.T) {
 		{"service get shop/db --api-socket " + socket, 1, "weft: nobody has a service shop/db: not found\n"},
 		{"identity get 7 --api-socket " + socket, 1, "weft: identity 7 is not known: not found\n"},
 		{"bpf ipcache list --bpffs /nonexistent", 1, "weft: no usable BPF file system: /nonexistent does not exist"},
-		{"", 2, "weft: weft needs one of: agent, bpf, cleanup, clusters, completion, diagnose, endpoint, explain, flows, "},
+		{"", 2, "weft: weft needs one of: agent, bpf, cleanup, clusters, completion, config, diagnose, endpoint, explain, flows, "},
 		{"status --wait --timeout 0s", 2, "weft: --timeout 0s: want a duration above 0"},
 		{"status --wait --timeout 300ms --api-socket " + nobody, 3, "weft: agent unreachable at "},
 		{"monitor --last 1 --api-socket " + socket, 0, ""},
@@ -398,6 +413,18 @@ func TestExitCodes(t *testing.T) {
 		{"explain west", 2, `weft: "west" is not an IP address`},
 		{"agent --page-address 192.0.2.1:80", 2, "weft: --page-address 192.0.2.1:80: want an address of the loopback device and a port"},
 		{"agent --metrics-address 192.0.2.1:80", 2, "weft: --metrics-address 192.0.2.1:80: want an address of the loopback device and a port"},
+		{"log-level loud --api-socket " + socket, 2, "weft: log-level loud: want debug, info, warn or error\n"},
+		{"config view --api-socket " + nobody, 3, "weft: agent unreachable at "},
+		{"clusters add West --endpoint http://127.0.0.1:1", 2, "weft: cluster name \"West\": must consist of"},
+		{"clusters add west --clustermesh-config /nonexistent", 2, "weft: no endpoints: name at least one"},
+		{"clusters add west --endpoint http://127.0.0.1:1 --username u", 2, "weft: "},
+		{"clusters add west --endpoint http://127.0.0.1:1 --timeout 0s", 2, "weft: --timeout 0s: want a duration above 0"},
+		{"clusters add west --endpoint http://127.0.0.1:1 --username u --password-file /nonexistent", 2, "weft: --password-file: open /nonexistent"},
+		{"clusters remove west --clustermesh-config /nonexistent", 1, "weft: cluster west has no config: "},
+		{"clusters remove ../x", 2, "weft: cluster name"},
+		{"flows --ip west", 2, `weft: invalid argument "west" for "--ip" flag: "west" is neither an address nor a prefix`},
+		{"flows --port 0", 2, `weft: invalid argument "0" for "--port" flag: port "0": want a number from 1 to 65535`},
+		{"flows --identity web", 2, `weft: invalid argument "web" for "--identity" flag: identity "web": want a number`},
 		{"ip list --nonsense", 2, "weft: unknown flag: --nonsense"},
 		{"service get web", 2, `weft: "web" is not the name of a service: want namespace/name`},
 		{"identity get web", 2, `weft: identity "web": want a number`},

@@ -62,7 +62,7 @@ func (o *etcdInitOptions) run(ctx context.Context, env environment) error {
 		return &usageError{cause: err}
 	}
 	want, err := operator.NewAccess(operator.AccessConfig{
-		Cluster: o.cluster, Remotes: o.remotes, SharedUser: o.shared, Username: cfg.Username, Password: cfg.Password,
+		Cluster: o.cluster, Remotes: o.remotes, SharedUser: o.shared, Username: cfg.Username, Password: string(cfg.Password),
 	})
 	if err != nil {
 		return &usageError{cause: err}

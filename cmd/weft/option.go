@@ -24,6 +24,24 @@ func environmentName(flag string) string {
 	return environmentPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
+// originAnnotation is where a flag keeps who has set it, if it was not the command line.
+const originAnnotation = "weft-origin"
+
+func setOrigin(f *pflag.Flag, origin string) {
+	f.Annotations = map[string][]string{originAnnotation: {origin}}
+}
+
+// originOf says who has set a flag: flag, a variable of the environment, a file with its line, or default.
+func originOf(f *pflag.Flag) string {
+	switch origin := f.Annotations[originAnnotation]; {
+	case len(origin) == 1:
+		return origin[0]
+	case f.Changed:
+		return "flag"
+	}
+	return "default"
+}
+
 // fromEnvironment sets the flags that were not given from the environment. An empty variable counts as none.
 func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) (err error) {
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -33,7 +51,9 @@ func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) (
 		}
 		if cause := flags.Set(f.Name, value); cause != nil {
 			err = usagef("%s=%q: %w", environmentName(f.Name), value, reason(cause))
+			return
 		}
+		setOrigin(f, environmentName(f.Name))
 	})
 	return err
 }
@@ -85,6 +105,9 @@ func fromMapping(flags *pflag.FlagSet, file string, root *yaml.Node, except []st
 		given[key.Value] = key.Line
 		if err := fromNode(f, value); err != nil {
 			return usagef("config %s:%d: %s: %w", file, value.Line, key.Value, err)
+		}
+		if !f.Changed {
+			setOrigin(f, fmt.Sprintf("%s:%d", file, key.Line))
 		}
 	}
 	return nil

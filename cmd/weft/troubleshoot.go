@@ -71,7 +71,7 @@ func troubleshootKVStore(env environment) *cobra.Command {
 		}
 		return err
 	})
-	cmd.Use = "kvstore [CLUSTER|FILE]..."
+	cmd.Use, cmd.Aliases = "kvstore [CLUSTER|FILE]...", []string{"clustermesh"}
 	cmd.Long = "Try to reach and read the etcds named by --clustermesh-config and --kvstore-config, or those of some clusters or config\n" +
 		"files only, one step at a time: config, name, TCP, TLS and certificates, authentication, authorisation, server."
 	cmd.Args = cobra.ArbitraryArgs

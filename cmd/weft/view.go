@@ -23,6 +23,7 @@ func (a *agent) view() api.Agent {
 		Identities: a.listIdentities, Identity: a.findIdentity, Describe: a.describe, Flows: a.flows,
 		Services: func() iter.Seq[api.Service] { return a.listServices }, Service: a.findService, Explain: a.explain, Conflicts: a.listConflicts, Metrics: a.metrics(),
 		Verify: a.verify, Endpoints: addedEndpoints{a.added},
+		Config: a.options, LogLevel: a.level,
 	}
 }
 
@@ -219,9 +220,12 @@ func protocolName(number uint8) string {
 	return strconv.Itoa(int(number))
 }
 
+// tcpFlagNames are those of the bits of a TCP header, from the lowest on (RFC 9293, section 3.1).
+var tcpFlagNames = []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"}
+
 func tcpFlags(bits uint8) string {
 	var names []string
-	for i, name := range []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"} {
+	for i, name := range tcpFlagNames {
 		if bits&(1<<i) != 0 {
 			names = append(names, name)
 		}
