@@ -50,7 +50,9 @@ func (g *addressGC) round(ctx context.Context, t *Term) (Outcome, error) {
 		keys[i] = o.kv
 	}
 	deleted, err := t.Delete(ctx, keys...)
-	g.marks = next
+	if err == nil { // else the next round comes soon, and must not be the second one for what was marked just now
+		g.marks = next
+	}
 	return Outcome{Deleted: deleted, Detail: fmt.Sprintf("%s, %d deleted", census, deleted)}, err
 }
 

@@ -51,7 +51,6 @@ func (g *ciliumEndpointGC) round(ctx context.Context, t *Term) (Outcome, error) 
 		}
 		gone, err := g.objects.delete(ctx, objectPath(ciliumGroup, ciliumEndpoints, o.Metadata.Namespace, o.Metadata.Name), o.Metadata.UID)
 		if err != nil {
-			next[o.key()] = o.Metadata.UID
 			problems = append(problems, err)
 			continue
 		}
@@ -60,7 +59,9 @@ func (g *ciliumEndpointGC) round(ctx context.Context, t *Term) (Outcome, error) 
 			t.Log("cilium-endpoint-gc").Debug("CiliumEndpoint without a pod deleted", "namespace", o.Metadata.Namespace, "name", o.Metadata.Name)
 		}
 	}
-	g.marks = next
+	if len(problems) == 0 { // else the next round comes soon, and must not be the second one for what was marked just now
+		g.marks = next
+	}
 	return Outcome{Deleted: deleted, Detail: fmt.Sprintf("%s, %d deleted", census, deleted)}, summary(problems)
 }
 

@@ -90,8 +90,11 @@ type Loop struct {
 
 var _ Duty = (*Loop)(nil)
 
-// NewLoop returns a duty that calls round at the beginning of each term and then every so often. A round that fails waits for
-// the next one like any other: it is up to it to do all it can.
+// loopRetry is after how long a round follows on one that failed, if it is not due sooner.
+const loopRetry = time.Minute
+
+// NewLoop returns a duty that calls round at the beginning of each term and then every so often, or a minute after one that
+// failed: it is up to each round to do all it can.
 func NewLoop(name string, every time.Duration, round func(context.Context, *Term) (Outcome, error)) *Loop {
 	return &Loop{name: name, every: every, round: round}
 }
@@ -121,7 +124,11 @@ func (l *Loop) Run(ctx context.Context, t *Term) error {
 		case err != nil:
 			t.Log(l.name).Warn("round failed", "err", err)
 		}
-		if !sleep(ctx, l.every) {
+		pause := l.every
+		if err != nil {
+			pause = min(pause, loopRetry)
+		}
+		if !sleep(ctx, pause) {
 			return nil
 		}
 	}

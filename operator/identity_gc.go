@@ -52,6 +52,9 @@ func (g *identityGC) round(ctx context.Context, t *Term) (Outcome, error) {
 		log.Debug("identity is not used any more", "identity", u.id, "labels", u.labels)
 	}
 	done, err := g.delete(ctx, t, ripe)
+	if err != nil { // the next round comes soon, and must not be the second one for what was marked just now
+		next = g.marks
+	}
 	for _, id := range done.deleted {
 		delete(next, id)
 	}
