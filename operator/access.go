@@ -89,7 +89,9 @@ func accessRoles(cluster string) []kvstore.Role {
 		{Name: remoteRole, Grants: []kvstore.Grant{
 			read(identity.HeartbeatKey), read(stateTree), {Key: config + cluster}, read(synced + cluster + "/"),
 		}},
-		{Name: agentRole, Grants: []kvstore.Grant{read(allKeys), write(stateTree), write(synced + cluster + "/")}},
+		{Name: agentRole, Grants: []kvstore.Grant{
+			read(allKeys), write(stateTree), {Key: config + cluster, Write: true}, write(synced + cluster + "/"),
+		}},
 		{Name: operatorRole, Grants: []kvstore.Grant{write(allKeys), write(operatorTree)}},
 	}
 }

@@ -117,7 +117,7 @@ var (
 		"operator-east": {"cilium/", "weft/operator/"},
 	}
 	mayWrite = map[string][]string{
-		"agent-east":    {"cilium/state/", "cilium/synced/east/"},
+		"agent-east":    {"cilium/state/", "cilium/cluster-config/east$", "cilium/synced/east/"},
 		"operator-east": {"cilium/", "weft/operator/"},
 	}
 )

@@ -67,22 +67,25 @@ func (o *etcdInitOptions) run(ctx context.Context, env environment) error {
 	if err != nil {
 		return &usageError{cause: err}
 	}
+	planned := false
 	did := accessJSON{Meta: api.MetaOf(kindAccess), DryRun: o.dry, Changes: []kvstore.AccessChange{}}
 	err = o.etcd.do(ctx, func(ctx context.Context, client *kvstore.Client) error {
 		plan, err := client.PlanAccess(ctx, want)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case o.dry:
-			did.Changes = present(plan)
-		default:
-			plan, err = client.ApplyAccess(ctx, plan)
-			did.Changes = present(plan)
 		}
+		planned = true
+		if !o.dry {
+			plan, err = client.ApplyAccess(ctx, plan)
+		}
+		did.Changes = present(plan)
 		s := client.Status()
 		did.Server, did.Warning = s.ServerVersion, s.Warning
 		return err
 	})
+	if !planned {
+		return err
+	}
 	return errors.Join(err, o.print(env, did, err == nil))
 }
 
