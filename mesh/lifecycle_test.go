@@ -194,8 +194,7 @@ func TestConfigOfKubernetes(t *testing.T) {
 //
 // mechanism: A6 A7 B4
 // lesson: X13 C10
-func TestConfigChurn(t *testing.T) {
-	t.Parallel()
+func TestConfigChurn(t *testing.T) { // not beside others, whose goroutines would count
 	west, south := newWest(t, 1, 2), newCluster(t, "south", 3)
 	south.ip("10.3.1.1", 257, "172.18.3.1")
 	southIP := fmt.Sprintf("10.3.1.1/32 %d via 172.18.3.1 by 3 ip", 3<<16+257)
