@@ -25,6 +25,7 @@ type Status struct {
 	Clusters  []Cluster     `json:"clusters"`
 	Tables    Tables        `json:"tables"`
 	Endpoints Endpoints     `json:"endpoints"`
+	Allocator *Allocator    `json:"allocator,omitempty"` // nil: no etcd of its own, nothing is allocated
 	Datapath  Datapath      `json:"datapath"`
 	Config    []ConfigError `json:"configErrors"`
 	Tasks     []Task        `json:"tasks"`
@@ -182,8 +183,19 @@ type Endpoint struct {
 	Source    string       `json:"source"` // kubernetes, api or file
 	Origin    string       `json:"origin"` // where in the source: file:line, the UID of a pod
 	State     string       `json:"state"`
-	Reason    string       `json:"reason,omitempty"` // why it waits for its identity
+	Reason    string       `json:"reason,omitempty"` // why it is not ready
 	Since     time.Time    `json:"since"`            // it has been in this state, with this identity
+}
+
+// Allocator is what finds the identities of the node's workloads.
+type Allocator struct {
+	Listed    bool  `json:"listed"`    // all identities of the cluster are known
+	LabelSets int   `json:"labelSets"` // that workloads of this node have
+	Waiting   int   `json:"waiting"`   // of those without an identity
+	Restored  int   `json:"restored"`  // of those with the identity of before the restart, not confirmed by etcd
+	Free      int   `json:"free"`      // identities of the cluster's range
+	Allocated int64 `json:"allocated"` // since the start
+	Failed    int64 `json:"failed"`    // attempts that came to nothing, since the start
 }
 
 // EndpointDetail is an endpoint as the answer to a question for one.
@@ -311,6 +323,9 @@ func (s *Status) Assess() {
 	}
 	for _, e := range s.Endpoints.Errors {
 		add("endpoints: %s", e)
+	}
+	if a := s.Allocator; a != nil && a.Listed && a.Free == 0 {
+		add("identities: the cluster's range has no free one: workloads with new labels wait until the operator deletes what nobody uses")
 	}
 	s.assessDatapath(add)
 	s.Healthy = len(s.Problems) == 0

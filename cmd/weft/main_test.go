@@ -266,6 +266,7 @@ func labStatus(healthy bool) api.Status {
 		Endpoints: api.Endpoints{Items: []api.Endpoint{
 			{Namespace: "shop", Name: "web-0", IPs: []netip.Addr{addr("10.1.1.10"), addr("fd00:10:1:1::10")}, Identity: 65793, Labels: webLabels, Source: "file", Origin: "/etc/weft/endpoints/a.yaml:1", State: "ready", Since: testNow.Add(-time.Hour)},
 		}},
+		Allocator: &api.Allocator{Listed: true, LabelSets: 3, Waiting: 1, Restored: 1, Free: 65533, Allocated: 4, Failed: 2},
 		Datapath: api.Datapath{
 			Ready: true, RoutingMode: "native", Routes: 4, Flows: api.FlowStat{Received: 12, Lost: 1},
 			Map: api.Map{Pin: "/sys/fs/bpf/weft/ipcache", Entries: 28, MaxEntries: 512000},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/weftmesh/weft/api"
 	"github.com/weftmesh/weft/datapath"
+	"github.com/weftmesh/weft/endpoint"
 )
 
 // Metrics are read off the agent's status, and the counters in the kernel, when somebody asks: nothing is counted twice.
@@ -207,6 +208,37 @@ var meshFamilies = []family{
 	single("nodes", "Nodes of all clusters.", func(s *snapshot) float64 { return float64(s.Tables.Nodes) }),
 	single("services", "Services of all remote clusters.", func(s *snapshot) float64 { return float64(s.Tables.Services) }),
 	single("endpoints", "Workloads of this node.", func(s *snapshot) float64 { return float64(len(s.Endpoints.Items)) }),
+	{"endpoint_state", "Workloads of this node by state.", []string{"endpoint_state"}, prometheus.GaugeValue, func(s *snapshot, emit emit) {
+		states := make(map[string]int)
+		for i := range s.Endpoints.Items {
+			states[s.Endpoints.Items[i].State]++
+		}
+		for _, state := range []endpoint.State{endpoint.Identified, endpoint.Waiting, endpoint.Restored} {
+			emit(float64(states[string(state)]), string(state))
+		}
+	}},
+	{"identity_label_sets", "Sets of labels of this node's workloads, by the state of their identity.", []string{"state"}, prometheus.GaugeValue,
+		allocatorFamily(func(a *api.Allocator, emit emit) {
+			emit(float64(a.LabelSets-a.Waiting-a.Restored), string(endpoint.Identified))
+			emit(float64(a.Waiting), string(endpoint.Waiting))
+			emit(float64(a.Restored), string(endpoint.Restored))
+		})},
+	{"identity_free", "Identities of the cluster's range that stand for nothing.", nil, prometheus.GaugeValue,
+		allocatorFamily(func(a *api.Allocator, emit emit) { emit(float64(a.Free)) })},
+	{"identity_allocations_total", "Attempts to find the identity of labels.", []string{"outcome"}, prometheus.CounterValue,
+		allocatorFamily(func(a *api.Allocator, emit emit) {
+			emit(float64(a.Allocated), "success")
+			emit(float64(a.Failed), "fail")
+		})},
+}
+
+// allocatorFamily is for a node that allocates identities.
+func allocatorFamily(each func(*api.Allocator, emit)) func(*snapshot, emit) {
+	return func(s *snapshot, emit emit) {
+		if s.Allocator != nil {
+			each(s.Allocator, emit)
+		}
+	}
 }
 
 // etcd is what is known of the etcd of one cluster.

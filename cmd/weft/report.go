@@ -25,6 +25,7 @@ func (a *agent) status() api.Status {
 		KVStore:   a.kvstoreStatus(),
 		Clusters:  []api.Cluster{},
 		Endpoints: a.endpointStatus(),
+		Allocator: a.allocatorStatus(),
 		Datapath:  a.datapathStatus(),
 		Config:    []api.ConfigError{},
 		Tasks:     tasksOf(a.tasks),
@@ -112,15 +113,27 @@ func (a *agent) endpointStatus() api.Endpoints {
 		e := makeEndpoint(&status.Endpoints[i])
 		shown.Items = append(shown.Items, e)
 		if e.Reason != "" {
-			shown.Errors = append(shown.Errors, api.ConfigError{
-				Message: fmt.Sprintf("endpoint %s waits for its identity, and is not announced: %s", endpointName(&e), e.Reason),
-			})
+			what := "waits for its identity, and is not announced"
+			if e.State == string(endpoint.Restored) {
+				what = "has the identity of before the restart, and nothing new of it is announced"
+			}
+			shown.Errors = append(shown.Errors, api.ConfigError{Message: fmt.Sprintf("endpoint %s %s: %s", endpointName(&e), what, e.Reason)})
 		}
 	}
 	for _, e := range status.Errors {
 		shown.Errors = append(shown.Errors, api.ConfigError{File: e.File, Line: e.Line, Message: e.Message})
 	}
 	return shown
+}
+
+func (a *agent) allocatorStatus() *api.Allocator {
+	if a.allocator == nil {
+		return nil
+	}
+	s := a.allocator.Status()
+	return &api.Allocator{
+		Listed: s.Listed, LabelSets: s.Used, Waiting: s.Waiting, Restored: s.Restored, Free: s.Free, Allocated: s.Allocated, Failed: s.Failed,
+	}
 }
 
 func makeEndpoint(e *endpoint.Endpoint) api.Endpoint {

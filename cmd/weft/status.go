@@ -346,6 +346,9 @@ func (p *statusPrinter) endpoints() {
 		p.branch("%s/%s: %s, identity %d, %s", item.Namespace, item.Name, strings.Join(texts(item.IPs), ", "), item.Identity,
 			orDash(ownLabels(item.Labels)))
 	}
+	if a := p.s.Allocator; a != nil {
+		p.line("Identities", "%s in use, %d waiting, %d restored, %d free in the cluster", count(a.LabelSets, "label set"), a.Waiting, a.Restored, a.Free)
+	}
 }
 
 // ownLabels are the labels that the workload was given, without those that every workload of a cluster has.
