@@ -48,24 +48,32 @@ func run(m *testing.M) int {
 // host is a node for one agent: its directories, its bpffs, and eth0 with the address 172.18.1.1.
 type host struct {
 	clustermesh, endpoints, bpffs, socket string
+	nodeIP                                string
 }
 
 func newHost(t *testing.T) host {
 	t.Helper()
+	h := newNeighbour(t, "172.18.1.1")
+	command(t, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "wire")
+	command(t, "ip", "address", "add", "172.18.1.1/16", "dev", "eth0")
+	command(t, "ip", "link", "set", "eth0", "up")
+	command(t, "ip", "link", "set", "wire", "up")
+	return h
+}
+
+// newNeighbour is a node whose agent shares the network of another one.
+func newNeighbour(t *testing.T, nodeIP string) host {
+	t.Helper()
 	dir := t.TempDir()
 	h := host{
 		clustermesh: filepath.Join(dir, "clustermesh"), endpoints: filepath.Join(dir, "endpoints"),
-		bpffs: testutil.MountBPFFS(t), socket: filepath.Join(dir, "weft.sock"),
+		bpffs: testutil.MountBPFFS(t), socket: filepath.Join(dir, "weft.sock"), nodeIP: nodeIP,
 	}
 	for _, d := range []string{h.clustermesh, h.endpoints} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	command(t, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "wire")
-	command(t, "ip", "address", "add", "172.18.1.1/16", "dev", "eth0")
-	command(t, "ip", "link", "set", "eth0", "up")
-	command(t, "ip", "link", "set", "wire", "up")
 	return h
 }
 
@@ -97,7 +105,7 @@ func (h host) start(t *testing.T, cluster string, id int, flags ...string) *agen
 	}
 	a := &agent{log: log, cmd: exec.Command(os.Getenv(weftEnv), append([]string{
 		"agent", "--cluster-name", cluster, "--cluster-id", fmt.Sprint(id), "--node-name", cluster + "-n1",
-		"--node-ip", "172.18.1.1", "--clustermesh-config", h.clustermesh, "--endpoints-dir", h.endpoints, "--state-dir", h.endpoints + ".state",
+		"--node-ip", h.nodeIP, "--clustermesh-config", h.clustermesh, "--endpoints-dir", h.endpoints, "--state-dir", h.endpoints + ".state",
 		"--bpffs", h.bpffs, "--api-socket", h.socket, "--devices", "eth0", "--routing-mode", "none",
 	}, flags...)...)}
 	a.cmd.Stdout, a.cmd.Stderr = log, log
@@ -124,7 +132,7 @@ func (a *agent) stop(t *testing.T, signal syscall.Signal) {
 	if err := a.cmd.Process.Signal(signal); err != nil {
 		t.Error(err)
 	}
-	kill := time.AfterFunc(20*time.Second, func() { _ = a.cmd.Process.Kill() })
+	kill := time.AfterFunc(20*time.Second, func() { _ = a.cmd.Process.Signal(syscall.SIGQUIT) }) // which tells what hangs
 	defer kill.Stop()
 	err := a.cmd.Wait()
 	if signal == syscall.SIGTERM && err != nil {
