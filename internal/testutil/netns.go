@@ -3,6 +3,7 @@
 package testutil
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -45,27 +46,39 @@ func NewNetNS(t testing.TB) *NetNS {
 	return ns
 }
 
-// create makes the namespace on a thread of its own, which ends with it, so that no other code ever runs on that thread.
+// create makes the namespace, and takes the thread back home: were it to end instead, the kernel would kill the processes
+// that it has started, at any time before, to end with their parent (PR_SET_PDEATHSIG means the thread).
 func (ns *NetNS) create() error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		done <- func() error {
-			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-				return fmt.Errorf("unshare: %w", err)
-			}
-			if err := unix.Mount("/proc/thread-self/ns/net", ns.path, "", unix.MS_BIND, ""); err != nil {
-				return fmt.Errorf("bind %s: %w", ns.path, err)
-			}
-			file, err := os.Open(ns.path)
-			if err != nil {
-				_ = unix.Unmount(ns.path, unix.MNT_DETACH)
-			}
-			ns.file = file
-			return err
-		}()
-	}()
-	return <-done
+	runtime.LockOSThread()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	defer home.Close()
+	err = ns.unshare()
+	if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
+		// The thread stays locked and dies with this goroutine: nobody else is to run in the wrong namespace.
+		return errors.Join(err, fmt.Errorf("leave: %w", back))
+	}
+	runtime.UnlockOSThread()
+	return err
+}
+
+// unshare puts the calling thread into a new namespace, and keeps that by a file.
+func (ns *NetNS) unshare() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	if err := unix.Mount("/proc/thread-self/ns/net", ns.path, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", ns.path, err)
+	}
+	file, err := os.Open(ns.path)
+	if err != nil {
+		_ = unix.Unmount(ns.path, unix.MNT_DETACH)
+	}
+	ns.file = file
+	return err
 }
 
 // Path is the file that stands for the namespace, for `ip link set … netns PATH` and `nsenter --net=PATH`.

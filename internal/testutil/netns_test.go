@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -73,5 +74,30 @@ func TestMountBPFFS(t *testing.T) {
 	})
 	if _, err := os.Lstat(dir); !os.IsNotExist(err) {
 		t.Errorf("lstat %s after the test: %v, want that it does not exist", dir, err)
+	}
+}
+
+// A process that is to end with its parent outlives the making and the use of namespaces: they end no thread.
+func TestNetNSEndsNoThread(t *testing.T) {
+	RequireRoot(t)
+	const children = 8
+	var all []*exec.Cmd
+	for range children {
+		cmd := exec.Command("sleep", "600")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, cmd)
+		NewNetNS(t).Do(t, func() {})
+	}
+	for _, cmd := range all {
+		// Only who still runs can be told to end.
+		var info unix.Siginfo
+		if err := unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err != nil || info.Signo != 0 {
+			t.Errorf("process %d has ended: %+v, %v", cmd.Process.Pid, info, err)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
 	}
 }
