@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -21,6 +22,8 @@ import (
 type limiter struct {
 	steady, bootstrap rate
 	inflight          chan struct{} // holds an element for each call under way
+
+	calls atomic.Uint64 // that had their turn
 
 	mu      sync.Mutex
 	full    time.Time // when, without further calls, the whole burst is there again
@@ -99,6 +102,7 @@ func (l *limiter) enter(ctx context.Context) error {
 		l.leave()
 		return ctx.Err()
 	}
+	l.calls.Add(1)
 	return nil
 }
 

@@ -45,6 +45,8 @@ type Status struct {
 	// first of the servers' certificates are good; zero: there is none.
 	CertNotAfter, ServerCertNotAfter time.Time
 
+	// Calls counts requests, and openings of streams, that were sent.
+	Calls uint64
 	// FailedDials counts attempts to connect that ended before etcd could be
 	// asked anything.
 	FailedDials uint64
@@ -59,6 +61,7 @@ func (c *Client) Status() Status {
 	s := c.status.get()
 	c.expiry.report(&s)
 	s.Endpoints = slices.Clone(c.cfg.Endpoints)
+	s.Calls = c.limiter.calls.Load()
 	s.Connected = c.etcd.ActiveConnection().GetState() == connectivity.Ready
 	return s
 }

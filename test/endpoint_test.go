@@ -89,10 +89,17 @@ func (h host) declare(t *testing.T, file, content string) {
 	testutil.MustWriteFile(t, filepath.Join(h.endpoints, file), []byte(content))
 }
 
+// described is what somebody may put to say how east is read: at once. Without it, east's agent says it, and what is complete
+// ten seconds later.
+const described = `{"id":1,"capabilities":{"maxConnectedClusters":255}}`
+
 // meshOfTwo is an agent of east that publishes into an etcd, and a node of west, whose agent reads there.
-func meshOfTwo(t *testing.T, flags ...string) (etcd *testutil.Etcd, east, west host, start func() *agent) {
+func meshOfTwo(t *testing.T, config string, flags ...string) (etcd *testutil.Etcd, east, west host, start func() *agent) {
 	t.Helper()
 	etcd = testutil.StartEtcd(t)
+	if config != "" {
+		etcd.Put(t, "cilium/cluster-config/east", config)
+	}
 	east, west = newHost(t), newNeighbour(t, "172.18.1.2")
 	own := filepath.Join(t.TempDir(), "kvstore")
 	etcd.WriteConfig(t, own)
@@ -103,7 +110,8 @@ func meshOfTwo(t *testing.T, flags ...string) (etcd *testutil.Etcd, east, west h
 	}
 }
 
-// A pod of each source reaches a node of the other cluster, whose kernel knows it; removed, it is known no more.
+// A pod of each source reaches a node of the other cluster, whose kernel knows it; removed, it is known no more. Nobody but
+// the agents writes anything into etcd.
 func TestEverySourceReachesTheOtherCluster(t *testing.T) {
 	if !testutil.Isolate(t) {
 		return
@@ -112,7 +120,7 @@ func TestEverySourceReachesTheOtherCluster(t *testing.T) {
 	kube := testutil.StartKubeAPIServer(t, objects)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	kube.WriteKubeconfig(t, kubeconfig, "", "")
-	_, east, west, start := meshOfTwo(t, "--kubernetes", "--kubeconfig", kubeconfig)
+	_, east, west, start := meshOfTwo(t, "", "--kubernetes", "--kubeconfig", kubeconfig)
 	start()
 	west.awaitVerified(t)
 	weft := func(args ...string) { command(t, os.Getenv(weftEnv), append(args, "--api-socket", east.socket)...) }
@@ -217,7 +225,7 @@ func TestPublishedOutlivesTheAgent(t *testing.T) {
 	if !testutil.Isolate(t) {
 		return
 	}
-	etcd, east, west, start := meshOfTwo(t)
+	etcd, east, west, start := meshOfTwo(t, described)
 	east.declare(t, "a.yaml", "{name: web, namespace: shop, ip: 10.1.1.10, labels: {app: web}, ports: [{name: http, port: 80}, {name: admin, port: 81}]}\n")
 	east.declare(t, "b.yaml", "- {name: gone, namespace: shop, ip: 10.1.1.11, labels: {app: gone}}\n- {name: moved, namespace: shop, ip: 10.1.1.12, labels: {app: moved}}\n")
 	a := start()
@@ -359,7 +367,7 @@ func TestLocalIsNotOverridden(t *testing.T) {
 	if !testutil.Isolate(t) {
 		return
 	}
-	etcd, east, _, start := meshOfTwo(t)
+	etcd, east, _, start := meshOfTwo(t, described)
 	north := testutil.StartEtcd(t)
 	north.Put(t, "cilium/cluster-config/north", `{"id":3,"capabilities":{"maxConnectedClusters":255}}`)
 	north.Put(t, "cilium/state/nodes/v1/north/n", `{"Name":"n","Cluster":"north","IPAddresses":[{"Type":"InternalIP","IP":"172.18.3.1"}],"ClusterID":3}`)
@@ -398,7 +406,7 @@ func TestRestartWithoutEtcd(t *testing.T) {
 	if !testutil.Isolate(t) {
 		return
 	}
-	etcd, east, _, start := meshOfTwo(t)
+	etcd, east, _, start := meshOfTwo(t, described)
 	east.declare(t, "a.yaml", "{name: web, namespace: shop, ip: 10.1.1.10, labels: {app: web}}\n")
 	a := start()
 	id := east.awaitState(t, "shop/web", "ready")
