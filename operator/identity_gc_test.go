@@ -3,6 +3,7 @@
 package operator
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -213,5 +214,52 @@ func TestIdentityGCGoesOn(t *testing.T) {
 	}
 	if done, err = gc.delete(t.Context(), term, census.unused); !errors.Is(err, kvstore.ErrFenced) || len(done.deleted) > 0 {
 		t.Errorf("another one leads, and this one deleted %v, %v", done.deleted, err)
+	}
+}
+
+// A round that deletes at a rate ends with the term, and the next leader goes on.
+//
+// mechanism: J8 O3
+func TestIdentityGCStops(t *testing.T) {
+	etcd := testutil.StartEtcd(t)
+	e, term := identities{etcd, t}, mustBegin(t, etcd)
+	const all = 300
+	for i := range all {
+		e.bind(65536+identity.ID(i), labelsOf(fmt.Sprint(i)).String())
+	}
+	cfg := testIdentityGC(t)
+	cfg.PerMinute = 60 // one a second, which nobody waits for here
+	census, err := takeIdentityCensus(t.Context(), term.client, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stopped := make(chan deletions, 1)
+	go func() {
+		done, err := (&identityGC{cfg: cfg}).delete(ctx, term, census.unused)
+		if err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		stopped <- done
+	}()
+	testutil.Eventually(t, testTimeout, func() error {
+		if n := len(e.left(term)); n > all-2 {
+			return fmt.Errorf("%d are left", n)
+		}
+		return nil
+	})
+	cancel()
+	done := <-stopped
+	// What became of the last one it may not have been told.
+	if gone := all - len(e.left(term)); len(done.deleted) == 0 || gone == all || gone < len(done.deleted) || gone > len(done.deleted)+1 {
+		t.Errorf("%d deleted, %d gone of %d", len(done.deleted), gone, all)
+	}
+	cfg.PerMinute = 0
+	gc := NewIdentityGC(cfg)
+	next := mustBegin(t, etcd)
+	mustRound(t, gc, next)
+	if mustRound(t, gc, next); len(e.left(next)) != 0 {
+		t.Errorf("left by the next leader: %v", e.left(next))
 	}
 }
