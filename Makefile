@@ -35,7 +35,7 @@ export CGO_ENABLED ?= 0
 
 KUBE_APISERVER := .cache/kube-apiserver
 
-.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab test-kernels mechanisms packages test-packages test-reproducible clean
+.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab test-kernels mechanisms packages sbom vulncheck test-packages test-reproducible clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,6 +116,12 @@ packages: ## build the .deb and .rpm (needs Go only); GOARCH=arm64 for another m
 	@deploy/packages/build $(BIN)/packages
 	@! command -v systemd-analyze >/dev/null || for unit in deploy/systemd/*.service; do \
 		systemd-analyze security --offline=true $$unit | tail -1; done
+
+sbom: build ## list what each binary is made of (CycloneDX) in bin/*.cdx.json
+	@for binary in weft weft-lab; do go run ./deploy/sbom $(BIN)/$$binary >$(BIN)/$$binary.cdx.json && echo $(BIN)/$$binary.cdx.json; done
+
+vulncheck: ## look for known weaknesses in what is linked (fetches its database from vuln.go.dev)
+	go run golang.org/x/vuln/cmd/govulncheck@v1.8.0 ./...
 
 test-packages: ## install, crash, upgrade and remove the .deb in a Debian with systemd in QEMU (about four minutes)
 	@.ci/deps $(VM_DEBS)

@@ -161,6 +161,7 @@ func checkTried(t *testing.T, tried []string) {
 		"clusters watch",  // clusters list --watch
 		"clusters add",    // what it prints of the etcd is what troubleshoot kvstore prints
 		"clusters remove", // it asks nobody
+		"gather",          // it prints what it asked; what it was told is in a file
 		"log-level",       // its answer is one of slog's words
 	}
 	for _, cmd := range leaves(root) {

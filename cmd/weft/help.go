@@ -68,6 +68,10 @@ var helpTexts = map[string]help{
 	"config view": {"List the options that the running agent goes by; with --origin, where each comes from: a flag, a variable of the environment, a " +
 		"line of the file of --config, or nobody, and it is the default. The configs of etcds are files of their own, and only named here.",
 		[]string{"weft config view", "weft config view --origin", "weft config view -o json"}},
+	"gather": {"Write a file for those who are asked for help: what the agent, the kernel and this machine say, each as the output of a command. What " +
+		"is in it is a fixed list, and printed: no config of an etcd, no certificate, no key, no password, not even where an error quotes one; " +
+		"no addresses of workloads and no flows but with --addresses. It needs no agent; what is missing without one is said.",
+		[]string{"weft gather", "weft gather --addresses --file /tmp/weft.tar.gz"}},
 	"log-level": {"Show the least level of what the running agent logs, or change it until the agent ends: debug, info, warn or error. Lines that " +
 		"repeat themselves are left out after 50 in a minute, but for those of debug.",
 		[]string{"weft log-level", "weft log-level debug"}},
