@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/weftmesh/weft/internal/testutil"
+	"github.com/weftmesh/weft/node"
 	"github.com/weftmesh/weft/service"
 	"github.com/weftmesh/weft/source"
 )
@@ -77,7 +78,13 @@ func (c *cluster) kubernetes(cfg *Config) {
 		c.t.Fatal(err)
 	}
 	runTask(c.t, from)
-	cfg.Duties = []Duty{mustServices(c.t, from)}
+	nodes, err := source.NewKubernetesNodes(source.KubernetesConfig{Kubeconfig: c.kubeconfig, Agent: "test", Longest: 200 * time.Millisecond, Log: silent})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	runTask(c.t, nodes)
+	publishesNodes(c.t, nodes)(cfg)
+	cfg.Duties = append(cfg.Duties, mustServices(c.t, from))
 	cfg.Election = Election{
 		By: ElectKubernetes, LeaseDuration: 4 * time.Second, RenewDeadline: 3 * time.Second, RetryPeriod: 200 * time.Millisecond,
 		Kubeconfig: c.kubeconfig, Namespace: "kube-system",
@@ -153,6 +160,19 @@ func TestKubernetesServices(t *testing.T) {
 	replicas := []*replica{startReplica(t, "replica-0", c.etcd.Endpoint(), c.kubernetes), startReplica(t, "replica-1", c.etcd.Endpoint(), c.kubernetes)}
 	c.wants(map[string]int{"shop/web": 3})
 	c.checkValue()
+
+	const nodes = "/api/v1/nodes"
+	c.kube.Create(t, nodes, `{"metadata": {"name": "n1"}, "spec": {"podCIDRs": ["10.1.1.0/24", "fd00:10:1:1::/64"]}}`)
+	c.kube.Patch(t, nodes+"/n1/status", `{"status": {"addresses": [{"type": "InternalIP", "address": "172.18.1.1"}, {"type": "Hostname", "address": "n1"}]}}`)
+	testutil.Eventually(t, testTimeout, func() error {
+		n, err := node.Parse([]byte(list(t, c.etcd, nodesOfEast)["n1"]))
+		if err != nil || n.IP(false) != netip.MustParseAddr("172.18.1.1") || n.Validate("n1", "east", 1, 255) != nil || len(n.PodCIDRs()) != 2 {
+			return fmt.Errorf("node %+v, %v", n, err)
+		}
+		return nil
+	})
+	c.kube.Delete(t, nodes+"/n1")
+	holds(t, c.etcd, nodesOfEast, map[string]string{})
 
 	c.service("shop", "local", "")
 	web := fmt.Sprintf(servicesPath, "shop") + "/web"

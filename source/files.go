@@ -42,7 +42,7 @@ func NewFiles(dir string) *Files {
 
 func (f *Files) String() string { return "service files" }
 
-// Ready is closed once the directory has been read for the first time.
+// Ready is closed once the directory has been read for the first time: one that cannot be is not one without services.
 func (f *Files) Ready() <-chan struct{} { return f.ready }
 
 // Problems returns what is wrong with the files.
@@ -54,19 +54,21 @@ func (f *Files) Problems() []string {
 
 // Run follows the directory until ctx ends.
 func (f *Files) Run(ctx context.Context) error {
-	f.scan(true)
-	close(f.ready)
 	often, seldom := time.NewTicker(scanInterval), time.NewTicker(thoroughInterval)
 	defer often.Stop()
 	defer seldom.Stop()
-	for {
+	for thorough := true; ; {
+		f.scan(thorough)
+		if f.dir.Err() == nil && !closed(f.ready) {
+			close(f.ready)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-often.C:
-			f.scan(false)
+			thorough = false
 		case <-seldom.C:
-			f.scan(true)
+			thorough = true
 		}
 	}
 }

@@ -66,6 +66,9 @@ type operatorOptions struct {
 	kubernetes           bool
 	kubeconfig           string
 	namespace            string
+	servicesDir          string
+	exportNodes          bool
+	nodesDir             string
 	globalNamespaces     bool
 	canaryDelay          time.Duration
 	metricsAddress       netip.AddrPort
@@ -97,6 +100,10 @@ func newOperatorOptions(flags *pflag.FlagSet) *operatorOptions {
 	flags.StringVar(&o.namespace, "namespace", "",
 		"`name` of the namespace that holds the Lease of --election kubernetes (default: CILIUM_K8S_NAMESPACE of the environment, or default)")
 	o.gc.add(flags)
+	flags.StringVar(&o.servicesDir, "services-dir", "", "`directory` of YAML files that declare services, instead of --kubernetes")
+	flags.BoolVar(&o.exportNodes, "export-nodes", false,
+		"with --kubernetes, publish its nodes, those aside that publish themselves, as nodes with an agent do")
+	flags.StringVar(&o.nodesDir, "nodes-dir", "", "`directory` of YAML files that declare nodes to publish, those aside that publish themselves")
 	flags.BoolVar(&o.globalNamespaces, "clustermesh-default-global-namespace", true,
 		"services of namespaces without the annotation "+source.NamespaceAnnotation+" can be global")
 	flags.DurationVar(&o.canaryDelay, "canary-delay", 2*time.Minute,
@@ -157,8 +164,14 @@ func (c *operatorConfig) check() error {
 		return fmt.Errorf("--kvstore-lease-ttl %s: want %s to %s", c.kvstoreLeaseTTL, minLeaseTTL, maxLeaseTTL)
 	case c.kubeconfig != "" && !c.kubernetes && c.election != string(operator.ElectKubernetes):
 		return errors.New("--kubeconfig: it is read with --kubernetes or --election kubernetes alone: give one of them, too")
-	case c.kubernetes && id == 0:
-		return errors.New("--kubernetes: services are published by a cluster of a mesh: give its number with --cluster-id")
+	case (c.kubernetes || c.servicesDir != "" || c.nodesDir != "") && id == 0:
+		return errors.New("--kubernetes, --services-dir, --nodes-dir: only a cluster of a mesh publishes: give its number with --cluster-id")
+	case c.kubernetes && c.servicesDir != "":
+		return errors.New("--services-dir: services come from there or from --kubernetes: leave one of them out")
+	case c.exportNodes && !c.kubernetes:
+		return errors.New("--export-nodes: nodes come from the Kubernetes API: give --kubernetes, or --nodes-dir instead")
+	case c.exportNodes && c.nodesDir != "":
+		return errors.New("--nodes-dir: nodes come from there or with --export-nodes from Kubernetes: leave one of them out")
 	case c.canaryDelay < 0:
 		return fmt.Errorf("--canary-delay %s: want 0 or more", c.canaryDelay)
 	case api.CheckMetricsAddress(c.metricsAddress) != nil:
@@ -189,7 +202,8 @@ type operatorDaemon struct {
 	cfg      operatorConfig
 	log      *slog.Logger
 	started  time.Time
-	sources  []source.Source
+	services source.Source     // nil: none
+	nodes    source.NodeSource // nil: none
 	operator *operator.Operator
 	tasks    []task // in the order in which data flows
 }
@@ -214,8 +228,11 @@ func newOperatorDaemon(cfg operatorConfig, env environment) (*operatorDaemon, er
 	if err != nil {
 		return nil, usagef("%w", err)
 	}
-	for _, from := range d.sources {
-		d.tasks = append(d.tasks, from)
+	if d.services != nil {
+		d.tasks = append(d.tasks, d.services)
+	}
+	if d.nodes != nil {
+		d.tasks = append(d.tasks, d.nodes)
 	}
 	d.tasks = append(d.tasks, d.operator)
 	view := d.view()
@@ -244,24 +261,14 @@ func (d *operatorDaemon) duties() ([]operator.Duty, error) {
 	}
 	// What no operator publishes is complete when all who do had time to.
 	canaries := []string{node.StatePrefix, identity.StatePrefix, ipcache.StatePrefix}
-	if d.cfg.kubernetes {
-		kubernetes, err := source.NewKubernetes(source.KubernetesConfig{
-			Kubeconfig: d.cfg.kubeconfig, Agent: "weft-operator", DefaultGlobal: d.cfg.globalNamespaces, Log: d.log.With("task", "kubernetes"),
-		})
-		if err != nil {
-			return nil, usagef("--kubernetes: %w", err)
-		}
-		d.sources = append(d.sources, kubernetes)
-		services, err := operator.NewServices(operator.ServicesConfig{
-			ClusterName: d.cfg.clusterName, ClusterID: uint32(d.cfg.clusterID), Source: kubernetes,
-		})
-		if err != nil {
-			return nil, err
-		}
-		duties = append(duties, services)
-	} else {
+	exports, err := d.exports()
+	if err != nil {
+		return nil, err
+	}
+	if d.services == nil {
 		canaries = append(canaries, service.StatePrefix)
 	}
+	duties = append(duties, exports...)
 	config, err := operator.NewClusterConfig(operator.ClusterConfigConfig{
 		ClusterName: d.cfg.clusterName, Canaries: canaries, CanaryDelay: d.cfg.canaryDelay,
 		Config: identity.ClusterConfig{ID: uint32(d.cfg.clusterID), Capabilities: identity.Capabilities{
@@ -269,6 +276,55 @@ func (d *operatorDaemon) duties() ([]operator.Duty, error) {
 		}},
 	})
 	return append(duties, config), err
+}
+
+// exports publish what is read of Kubernetes, or of files.
+func (d *operatorDaemon) exports() (duties []operator.Duty, err error) {
+	if d.services, err = d.cfg.serviceSource(d.log); err != nil {
+		return nil, err
+	}
+	if d.services != nil {
+		services, err := operator.NewServices(operator.ServicesConfig{
+			ClusterName: d.cfg.clusterName, ClusterID: uint32(d.cfg.clusterID), Source: d.services,
+		})
+		if err != nil {
+			return nil, err
+		}
+		duties = append(duties, services)
+	}
+	switch {
+	case d.cfg.nodesDir != "":
+		d.nodes = source.NewNodeFiles(d.cfg.nodesDir)
+	case d.cfg.exportNodes:
+		if d.nodes, err = source.NewKubernetesNodes(d.cfg.kubernetesSource(d.log)); err != nil {
+			return nil, usagef("--kubernetes: %w", err)
+		}
+	default:
+		return duties, nil
+	}
+	nodes, err := operator.NewNodes(operator.NodesConfig{ClusterName: d.cfg.clusterName, ClusterID: uint32(d.cfg.clusterID), Source: d.nodes})
+	return append(duties, nodes), err
+}
+
+// serviceSource is where services come from; nil: they do not.
+func (c *operatorConfig) serviceSource(log *slog.Logger) (source.Source, error) {
+	switch {
+	case c.servicesDir != "":
+		return source.NewFiles(c.servicesDir), nil
+	case !c.kubernetes:
+		return nil, nil
+	}
+	kubernetes, err := source.NewKubernetes(c.kubernetesSource(log))
+	if err != nil {
+		return nil, usagef("--kubernetes: %w", err)
+	}
+	return kubernetes, nil
+}
+
+func (c *operatorConfig) kubernetesSource(log *slog.Logger) source.KubernetesConfig {
+	return source.KubernetesConfig{
+		Kubeconfig: c.kubeconfig, Agent: "weft-operator", DefaultGlobal: c.globalNamespaces, Log: log.With("task", "kubernetes"),
+	}
 }
 
 func (d *operatorDaemon) run(ctx context.Context) error {

@@ -37,10 +37,12 @@ func (d *operatorDaemon) status() api.OperatorStatus {
 		Leases: []string{}, LastError: errorText(k.LastError), LastErrorAt: k.LastErrorAt, LastContact: k.LastContact,
 		Certificates: makeCertificates(k.Certificates), CertificateWarnings: k.Warnings,
 	}
-	for _, source := range d.sources {
-		s.Sources = append(s.Sources, api.OperatorSource{
-			Name: source.String(), Ready: isClosed(source.Ready()), Objects: source.Len(), Problems: source.Problems(),
-		})
+	if from := d.services; from != nil {
+		s.Sources = append(s.Sources, api.OperatorSource{Name: from.String(), Ready: isClosed(from.Ready()), Objects: from.Len(), Problems: from.Problems()})
+	}
+	if from := d.nodes; from != nil {
+		all, _ := from.Nodes().Snapshot()
+		s.Sources = append(s.Sources, api.OperatorSource{Name: from.String(), Ready: isClosed(from.Ready()), Objects: len(all), Problems: from.Problems()})
 	}
 	for _, duty := range from.Duties {
 		s.Duties = append(s.Duties, makeDuty(&duty))

@@ -183,6 +183,9 @@ func (d *Dir[T]) All() (declarations []T, problems []Problem) {
 	return declarations, problems
 }
 
+// Err is why the directory could not be read at the last scan.
+func (d *Dir[T]) Err() error { return d.err }
+
 var errDirectory = errors.New("is a directory")
 
 // attributesOf follows symlinks: what counts is the file that would be read.
