@@ -39,7 +39,7 @@ var rooms = map[string]room{
 	"mesh":              {may: []string{"kvstore", "ipcache", "identity", "node", "service"}, why: "writes tables; what the kernel makes of them is not its business"},
 	"endpoint":          {may: []string{"kvstore", "identity", "ipcache", "internal/yamldir"}, why: "local workloads are claims and keys"},
 	"operator":          {may: []string{"kvstore", "identity", "ipcache", "node", "service", "source", "internal/kube"}, why: "what is done once per cluster are keys in its etcd"},
-	"source":            {may: []string{"service", "internal/kube", "internal/yamldir"}, why: "what services there are, whoever asks: agent or operator"},
+	"source":            {may: []string{"node", "service", "internal/kube", "internal/yamldir"}, why: "what services there are, whoever asks: agent or operator"},
 	"bpf":               {why: "C, its compiled form and its exact mirrors; it knows layouts, not meanings"},
 	"datapath":          {may: []string{"bpf", "ipcache", "identity", "node", "service"}, why: "reads tables; where they come from is not its business"},
 	"api":               {may: []string{"identity", "node", "service", "ipcache"}, why: "clients of the API must not link the agent"},

@@ -57,6 +57,12 @@ func (n *Nodes) Status() DutyStatus {
 	return s
 }
 
+// value is what is published of a node.
+func (c NodesConfig) value(n node.Node) ([]byte, error) {
+	n.Cluster, n.ClusterID, n.Source = c.ClusterName, c.ClusterID, nodeSource
+	return n.Marshal()
+}
+
 // nodesTerm is one term's work.
 type nodesTerm struct {
 	cfg    NodesConfig
@@ -147,8 +153,7 @@ func (n *nodesTerm) deliver(events []kvstore.Event) {
 		case kvstore.Deleted:
 			delete(n.there, string(e.Key))
 		default:
-			parsed, err := node.Parse(e.Value)
-			n.there[string(e.Key)] = nodeKey{e.Revision, string(e.Value), err == nil && parsed.Source == nodeSource}
+			n.there[string(e.Key)] = nodeKey{e.Revision, string(e.Value), isOperators(e.Value)}
 		}
 	}
 	select {
@@ -202,8 +207,7 @@ func (n *nodesTerm) publish(ctx context.Context, m node.Node, there nodeKey) (ou
 		delete(n.put, m.Name)
 		return false, nil
 	}
-	m.Cluster, m.ClusterID, m.Source = n.cfg.ClusterName, n.cfg.ClusterID, nodeSource
-	value, err := m.Marshal()
+	value, err := n.cfg.value(m)
 	if err != nil {
 		return false, err
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 	"sync"
 	"time"
 
@@ -197,20 +196,11 @@ func publishable(s *source.Service, cluster string, clusterID uint32) (value []b
 	return value, err == nil, err
 }
 
-// exported reports whether the annotations of a service say that other clusters may use its backends: it is global, and not
-// said not to be shared (format.md, C.7).
+// exported reports whether the annotations of a service say that other clusters may use its backends. What else they say
+// wrongly is a matter of who serves it here.
 func exported(annotations map[string]string) bool {
-	said := func(keys ...string) (yes, ok bool) {
-		for _, key := range keys {
-			if value, ok := annotations[key]; ok {
-				return strings.EqualFold(value, "true"), true
-			}
-		}
-		return false, false
-	}
-	global, _ := said("service.cilium.io/global", "io.cilium/global-service")
-	shared, ok := said("service.cilium.io/shared", "io.cilium/shared-service")
-	return global && (shared || !ok)
+	settings, _ := service.ParseSettings(annotations)
+	return settings.Global && settings.Shared
 }
 
 // makeService is a service as other clusters see it (format.md, A.7): with those backends that are ready, or still serve.

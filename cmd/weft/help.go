@@ -123,6 +123,12 @@ var helpTexts = map[string]help{
 	"operator status": {"Show how a replica of the operator is: who leads, whether its etcd and its sources answer, and what the leader's duties " +
 		"have done. The exit code is 0 if all is well, 1 if it is not, 3 if no operator answers.",
 		[]string{"weft operator status", "weft operator status -o json"}},
+	"operator export": {"Show what the leader would write and delete now of the cluster's services and nodes: each key that is created, changed or deleted, " +
+		"and with -o wide those that are as they should be. It reads what the operator reads, with the same options, and touches nothing.",
+		[]string{
+			"weft operator export --dry-run --config /etc/weft/operator.yaml",
+			"weft operator export --dry-run --cluster-name east --cluster-id 1 --kvstore-config /etc/weft/kvstore.yaml --services-dir /etc/weft/services -o json",
+		}},
 	"operator gc": {"Show what nobody needs any more and the leader would begin to collect now: identities that no node uses, announced addresses " +
 		"whose node or pod is gone, and with --kubernetes the CiliumEndpoint objects of pods, and what nodes said of policies, that are gone. " +
 		"The leader collects what two looks in a row have found. This is one, made here, which touches nothing; it takes the options of " +

@@ -436,6 +436,8 @@ func TestExitCodes(t *testing.T) {
 		{"flows -f --api-socket " + nobody, 3, "weft: agent unreachable at "},
 		{"operator", 2, "weft: --kvstore-config: name the etcd of the cluster"},
 		{"operator --kvstore-config /nonexistent --election vote", 2, "weft: --election, --leader-election-*: election by \"vote\": want kubernetes, etcd or none"},
+		{"operator export --kvstore-config " + etcd, 2, "weft: export: the leader of the running operators publishes by itself; --dry-run shows what it would do now\n"},
+		{"operator export --dry-run --kvstore-config " + etcd, 2, "weft: export: nothing is published: give --kubernetes, --services-dir or --nodes-dir\n"},
 		{"operator gc --kvstore-config " + etcd, 2, "weft: gc: what nobody needs any more the leader of the running operators collects by itself; --dry-run shows it\n"},
 		{"operator gc --dry-run --timeout 0s --kvstore-config " + etcd, 2, "weft: --timeout 0s: want a duration above 0"},
 		{"operator --identity-gc-interval 1ms --kvstore-config " + etcd, 2, "weft: --identity-gc-interval 1ms: want at least 1s, or 0 for never\n"},

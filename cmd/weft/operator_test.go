@@ -187,3 +187,41 @@ func TestOperator(t *testing.T) {
 		t.Errorf("log: %s", log)
 	}
 }
+
+// What an export would do is told, for services and nodes, and nothing is done.
+func TestOperatorExport(t *testing.T) {
+	etcd, dir := testutil.StartEtcd(t), t.TempDir()
+	config := filepath.Join(t.TempDir(), "etcd.yaml")
+	etcd.WriteConfig(t, config)
+	for _, of := range []string{"services", "nodes"} {
+		if err := os.Mkdir(filepath.Join(dir, of), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testutil.MustWriteFile(t, filepath.Join(dir, "services", "a.yaml"), []byte(
+		"- {name: web, namespace: shop, global: true, addresses: [10.96.1.10], ports: [{name: http, port: 80}], backends: [{ip: 10.1.1.10}]}\n- {name: local}\n"))
+	testutil.MustWriteFile(t, filepath.Join(dir, "nodes", "a.yaml"), []byte("- {name: n1, ips: [172.18.1.1]}\n- {name: n2, ips: [172.18.1.2]}\n"))
+	etcd.Put(t, "cilium/state/services/v1/east/shop/old", "{}")
+	etcd.Put(t, "cilium/state/services/v1/west/shop/web", "{}")
+	etcd.Put(t, "cilium/state/nodes/v1/east/n2", `{"Name":"n2","Cluster":"east","ClusterID":1,"Source":"local"}`)
+	etcd.Put(t, "cilium/state/nodes/v1/east/n3", `{"Name":"n3","Cluster":"east","ClusterID":1,"Source":"k8s"}`)
+	args := []string{
+		"operator", "export", "--dry-run", "--cluster-name", "east", "--cluster-id", "1", "--kvstore-config", config,
+		"--services-dir", filepath.Join(dir, "services"), "--nodes-dir", filepath.Join(dir, "nodes"),
+	}
+	for format, name := range map[string]string{"table": "operator-export.txt", "json": "operator-export.json"} {
+		code, stdout, stderr := weft(t, nil, append(args, "-o", format)...)
+		if code != exitOK {
+			t.Errorf("exit code %d, stderr %q", code, stderr)
+		}
+		golden(t, name, stdout)
+	}
+	if _, ok := etcd.Get(t, "cilium/state/services/v1/east/shop/web"); ok {
+		t.Error("something was written")
+	}
+	code, _, stderr := weft(t, nil, "operator", "export", "--dry-run", "--cluster-name", "east", "--cluster-id", "1", "--kvstore-config", config,
+		"--services-dir", filepath.Join(dir, "none"), "--timeout", "300ms")
+	if code != exitNot || !strings.Contains(stderr, "service files: not read yet") || !strings.Contains(stderr, "no such file or directory") {
+		t.Errorf("exit code %d, stderr %q", code, stderr)
+	}
+}
