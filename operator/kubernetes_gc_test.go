@@ -296,8 +296,12 @@ func (c *ciliumCluster) testDNS(t *testing.T) {
 	c.pod("kube-system", "coredns-b", "10.1.0.54", label)
 	c.pod("kube-system", "coredns-c", "", label) // not running yet
 	c.pod("kube-system", "other", "10.1.0.55", "{}")
-	c.etcd.Put(t, announced+"10.1.0.53", announcement("10.1.0.53", "172.18.1.1", "", "kube-system/coredns-a"))
+	c.etcd.DeletePrefix(t, announced)
 	w := NewDNSWatch(c.objects, time.Millisecond)
+	if did := mustRound(t, w, term); len(did.Problems) != 0 || did.Detail != "off: no agent announces anything" {
+		t.Errorf("without agents: %+v", did)
+	}
+	c.etcd.Put(t, announced+"10.1.0.53", announcement("10.1.0.53", "172.18.1.1", "", "kube-system/coredns-a"))
 	did := mustRound(t, w, term)
 	if len(did.Problems) != 1 || !strings.HasPrefix(did.Problems[0], "pod kube-system/coredns-b (10.1.0.54) on node n1 is not announced by any agent") {
 		t.Errorf("%+v", did)

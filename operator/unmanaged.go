@@ -22,7 +22,7 @@ const dnsPods = "/api/v1/namespaces/kube-system/pods?labelSelector=k8s-app%3Dkub
 // or there is none. Nobody knows their identity, and a policy that lets pods ask them does not hold.
 type dnsWatch struct{ objects *Objects }
 
-// NewDNSWatch returns the duty. It names such pods, and touches nothing.
+// NewDNSWatch returns the duty. It names such pods, and touches nothing. Where no agent announces anything, it is silent.
 func NewDNSWatch(objects *Objects, interval time.Duration) *Loop {
 	w := &dnsWatch{objects: objects}
 	return NewLoop("kube-dns", interval, w.round)
@@ -60,6 +60,9 @@ func (w *dnsWatch) round(ctx context.Context, t *Term) (Outcome, error) {
 		if missing != "" {
 			unmanaged = append(unmanaged, fmt.Sprintf("%s/%s (%s) on node %s", p.Metadata.Namespace, p.Metadata.Name, missing, p.Spec.NodeName))
 		}
+	}
+	if _, any, err := t.Client().First(ctx, announced); err != nil || !any {
+		return Outcome{Detail: "off: no agent announces anything"}, err
 	}
 	slices.Sort(unmanaged)
 	did := Outcome{Detail: fmt.Sprintf("%d pods of kube-dns, %d that no agent announces", len(pods), len(unmanaged))}
