@@ -241,7 +241,7 @@ func TestAgentsAgree(t *testing.T) {
 
 // Keys in use that are deleted are put back: a master at once, a slave when the writer compares. One that etcd binds to other labels is given up, and left alone.
 //
-// mechanism: J7
+// mechanism: J7, E4, E5
 func TestKeysInUse(t *testing.T) {
 	etcd := testutil.StartEtcd(t)
 	a := startAllocator(t, etcd, "172.18.1.1")

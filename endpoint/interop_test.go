@@ -38,7 +38,7 @@ func TestAllocatesBesideARecordedCluster(t *testing.T) {
 		}
 		return nil
 	})
-	if err := b.withdraw(t.Context()); err != nil {
+	if err := b.withdraw(t.Context(), directly); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.writer.Flush(t.Context()); err != nil {

@@ -98,6 +98,9 @@ func TestReusedAddressStays(t *testing.T) {
 	}
 }
 
+// directly answers for a registry that does not run.
+func directly(question func()) { question() }
+
 // Without an identity a workload is init on its node, and nobody else hears of it; then it is itself.
 //
 // mechanism: J3

@@ -78,8 +78,10 @@ type Config struct {
 type Registry struct {
 	cfg   Config
 	ready chan struct{}
+	// questions are for what only keep touches, which answers them in its turn.
+	questions chan func()
 
-	// Only Run touches these.
+	// Only keep touches these.
 	precedence precedence
 	wanted     map[string]identity.Labels // to be allocated, by canonical form
 	inForce    desired
@@ -97,7 +99,7 @@ func New(cfg Config) (*Registry, error) {
 	case cfg.Publisher != nil && !cfg.HostIP.IsValid():
 		return nil, errors.New("endpoint: publishing endpoints needs the node's address")
 	}
-	return &Registry{cfg: cfg, ready: make(chan struct{})}, nil
+	return &Registry{cfg: cfg, ready: make(chan struct{}), questions: make(chan func())}, nil
 }
 
 func (r *Registry) String() string { return "endpoints" }
@@ -125,6 +127,9 @@ func (r *Registry) Run(ctx context.Context) error {
 	}
 	poke(wake)
 	group.Go(func() error { return r.keep(ctx, wake) })
+	if r.cfg.Leftovers != nil {
+		group.Go(func() error { return r.withdrawOnce(ctx) })
+	}
 	return group.Wait()
 }
 
@@ -160,9 +165,6 @@ func (r *Registry) keep(ctx context.Context, wake <-chan struct{}) error {
 		case <-r.cfg.Allocator.Recalled():
 		}
 	}
-	withdrawn := time.NewTimer(0)
-	withdrawn.Stop()
-	defer withdrawn.Stop()
 	ready := false
 	for {
 		select {
@@ -174,16 +176,9 @@ func (r *Registry) keep(ctx context.Context, wake <-chan struct{}) error {
 			if heard && !ready {
 				ready = true
 				r.complete()
-				withdrawn.Reset(0)
 			}
-		case <-withdrawn.C:
-			if r.cfg.Leftovers == nil {
-				continue
-			}
-			if err := r.withdraw(ctx); err != nil && ctx.Err() == nil {
-				r.cfg.Log.Warn("what an earlier agent published cannot be looked at yet", "err", err)
-				withdrawn.Reset(withdrawRetry)
-			}
+		case question := <-r.questions:
+			question()
 		}
 	}
 }

@@ -183,7 +183,7 @@ func TestRestoredIsInForceAndNotAnnounced(t *testing.T) {
 		t.Errorf("labels %s", labels)
 	}
 	etcd.Restart(t)
-	testutil.Eventually(t, patience, func() error { return after.withdraw(t.Context()) }) // what is not certain is not withdrawn
+	testutil.Eventually(t, patience, func() error { return after.withdraw(t.Context(), directly) }) // what is not certain is not withdrawn
 	if got, _ := etcd.Get(t, announced+"10.1.1.10"); got != announcedBefore {
 		t.Errorf("announced is %q, was %q", got, announcedBefore)
 	}
