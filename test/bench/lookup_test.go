@@ -173,7 +173,6 @@ func (k *lookupKernel) fill(b *testing.B, a addresses) {
 	if refused > a.hosts/500 {
 		b.Fatalf("the table had no room for %d of %d hosts", refused, a.hosts)
 	}
-	b.Logf("%v, %d hosts: %.1f bytes of kernel memory an entry", a.family, a.hosts, float64(len(memory))/float64(a.hosts))
 	if err := k.Maps[bpf.MapHosts].Put(uint32(a.family-1), m); err != nil {
 		b.Fatal(err)
 	}
