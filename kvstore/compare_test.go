@@ -68,10 +68,12 @@ func TestCompareRepairsDrift(t *testing.T) {
 	})
 }
 
-// Too much drift is repaired by a list.
+// Too much drift is repaired by a list. A comparison that is under way when it
+// happens may see a part of it, and leaves the rest, or is itself the one that
+// sees too much.
 func TestCompareListsAnew(t *testing.T) {
 	e := testutil.StartEtcd(t)
-	want := fill(t, e, maxRepairs+1)
+	want := fillMany(t, e, 2*(maxRepairs+1), "v")
 	r := newRecorder()
 	w := NewWatcher("p/", r.deliver)
 	r.awaitStart(t, w, mustDial(t, e, eager), want)
@@ -82,7 +84,7 @@ func TestCompareListsAnew(t *testing.T) {
 	}
 	w.viewMu.Unlock()
 	testutil.Eventually(t, testTimeout, func() error {
-		if s := w.Status(); s.Drift != maxRepairs+1 || s.Lists != 2 || !s.Live {
+		if s := w.Status(); s.Drift <= maxRepairs || s.Lists != 2 || !s.Live {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
