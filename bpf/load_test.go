@@ -4,6 +4,7 @@ package bpf
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,6 +87,10 @@ func TestLoadWithTwoCapabilities(t *testing.T) {
 		for _, spec := range []*ebpf.CollectionSpec{spec, services} {
 			coll, err := ebpf.NewCollection(spec)
 			if err != nil {
+				var refused *ebpf.VerifierError
+				if errors.As(err, &refused) {
+					t.Logf("the verifier's last words: %s", strings.Join(refused.Log[max(0, len(refused.Log)-100):], "\n"))
+				}
 				t.Fatalf("uid %d: %v", os.Getuid(), err)
 			}
 			coll.Close()

@@ -96,55 +96,48 @@ refuse(struct service *service, const struct words *frontend)
 
 /* The backend that the client was given last, if that is not too long ago, or a
  * new one, which is then the one that it was given. */
-static __always_inline const struct backend *
-choose_affine(struct bpf_sock_addr *ctx, struct service *service,
-	      __u64 *number_of_service, __u64 *number)
+static __always_inline __u64
+choose_affine(struct bpf_sock_addr *ctx, struct service *service, __u64 number)
 {
 	const struct backend *backend;
 	struct affinity *kept;
 	struct {
 		__u64 client, service;
 	} key; /* a struct affinity_key */
+	struct {
+		__u64 backend, used_ns;
+	} fresh; /* a struct affinity */
 	__u64 now = bpf_ktime_get_ns();
 	__u64 seconds = READ_ONCE(service->affinity);
+	__u64 chosen;
 
 	key.client = bpf_get_netns_cookie(ctx);
-	key.service = (*number_of_service & 0xffffffff) |
-		      (__u64)service->generation << 32;
+	key.service = (number & 0xffffffff) | (__u64)service->generation << 32;
 	kept = bpf_map_lookup_elem(&weft_affinity, &key);
 	if (kept && now - kept->used_ns < seconds * 1000000000ULL) {
-		*number = READ_ONCE(kept->backend);
-		backend = kept_backend(*number, READ_ONCE(kept->generation),
-				       *number_of_service);
-		if (backend) {
+		chosen = READ_ONCE(kept->backend);
+		if (kept_backend(chosen, READ_ONCE(kept->generation), number)) {
 			kept->used_ns = now;
-			return backend;
+			return chosen;
 		}
 	}
-	backend = draw_backend(service, key.client, number);
+	chosen = draw_backend(service, key.client);
+	backend = backend_of(chosen);
 	if (!backend)
-		return NULL;
-	{
-		struct {
-			__u64 backend, used_ns;
-		} value = {
-			.backend = (*number & 0xffffffff) |
-				   (__u64)backend->generation << 32,
-			.used_ns = now,
-		}; /* a struct affinity */
-
-		bpf_map_update_elem(&weft_affinity, &key, &value, BPF_ANY);
-	}
-	return backend;
+		return 0;
+	fresh.backend = chosen | (__u64)backend->generation << 32;
+	fresh.used_ns = now;
+	if (chosen)
+		bpf_map_update_elem(&weft_affinity, &key, &fresh, BPF_ANY);
+	return chosen;
 }
 
-static __always_inline const struct backend *
-choose(struct bpf_sock_addr *ctx, struct service *service,
-       __u64 *number_of_service, __u64 *number)
+static __always_inline __u64
+choose(struct bpf_sock_addr *ctx, struct service *service, __u64 number)
 {
 	if (READ_ONCE(service->affinity))
-		return choose_affine(ctx, service, number_of_service, number);
-	return draw_backend(service, bpf_get_socket_cookie(ctx), number);
+		return choose_affine(ctx, service, number);
+	return draw_backend(service, bpf_get_socket_cookie(ctx));
 }
 
 /* What a socket was given, for what comes next of it. */
@@ -193,15 +186,21 @@ connect(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 
 	if (!serves(ctx))
 		return 1;
-	service = find_service(at, &number);
-	if (!service) {
+	number = find_service(at);
+	if (!number) {
 		/* What it was connected to before is nothing to it now. */
 		state = state_of(ctx, 0);
 		if (state)
 			__builtin_memset(state, 0, sizeof(*state));
 		return 1;
 	}
-	backend = choose(ctx, service, &number, &chosen);
+	service = service_of(number);
+	if (!service)
+		return 1;
+	chosen = choose(ctx, service, number);
+	if (!chosen)
+		return refuse(service, at);
+	backend = backend_of(chosen);
 	if (!backend)
 		return refuse(service, at);
 	/* Without memory for it, the socket sees its backend as its peer. */
@@ -221,23 +220,36 @@ connect(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 static __always_inline int
 send(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 {
-	const struct backend *backend = NULL;
+	const struct backend *backend;
 	struct socket_state *state;
 	struct service *service;
-	__u64 number, chosen;
+	__u64 number, chosen = 0;
+	bool fresh;
 
 	if (ctx->protocol != PROTOCOL_UDP)
 		return 1;
-	service = find_service(at, &number);
+	number = find_service(at);
+	if (!number)
+		return 1;
+	service = service_of(number);
 	if (!service)
 		return 1;
-	state = state_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
-	if (state && state->service == (__u32)number && same(at, &state->frontend))
-		backend = kept_backend(state->backend_id, state->generation, number);
-	if (!backend) {
-		backend = choose(ctx, service, &number, &chosen);
-		if (!backend)
-			return refuse(service, at);
+	state = state_of(ctx, 0);
+	if (state && state->service == (__u32)number &&
+	    same(at, &state->frontend) &&
+	    kept_backend(state->backend_id, state->generation, number))
+		chosen = state->backend_id;
+	fresh = !chosen;
+	if (fresh)
+		chosen = choose(ctx, service, number);
+	if (!chosen)
+		return refuse(service, at);
+	backend = backend_of(chosen);
+	if (!backend)
+		return refuse(service, at);
+	if (fresh) {
+		/* Asked for again, for the sake of the verifiers, see service.h. */
+		state = state_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
 		if (state && !state->connected)
 			remember(state, at, backend, number, chosen, 0);
 		remember_reverse(ctx, at, backend);
@@ -266,14 +278,14 @@ receive(struct bpf_sock_addr *ctx, struct words *at)
 	if (!state)
 		return false;
 	if (same(at, &state->backend)) {
-		frontend = &state->frontend;
-	} else {
-		key.socket = bpf_get_socket_cookie(ctx);
-		key.backend = *at;
-		frontend = bpf_map_lookup_elem(&weft_reverse, &key);
-		if (!frontend)
-			return false;
+		*at = load_words(&state->frontend);
+		return true;
 	}
+	key.socket = bpf_get_socket_cookie(ctx);
+	key.backend = *at;
+	frontend = bpf_map_lookup_elem(&weft_reverse, &key);
+	if (!frontend)
+		return false;
 	*at = load_words(frontend);
 	return true;
 }
@@ -281,14 +293,12 @@ receive(struct bpf_sock_addr *ctx, struct words *at)
 /* A socket is asked for its peer. */
 static __always_inline bool peer(struct bpf_sock_addr *ctx, struct words *at)
 {
-	const struct service_address *frontend;
 	struct socket_state *state;
 
 	state = state_of(ctx, 0);
 	if (!state || !state->connected || !same(at, &state->backend))
 		return false;
-	frontend = &state->frontend;
-	*at = load_words(frontend);
+	*at = load_words(&state->frontend);
 	return true;
 }
 

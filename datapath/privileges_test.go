@@ -20,12 +20,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/internal/testutil"
 	"github.com/weftmesh/weft/ipcache"
 	"github.com/weftmesh/weft/node"
+	"github.com/weftmesh/weft/service"
 )
 
 // agentEnv, if it is in the environment, names the BPF file system of the agent that this process is to be.
 const agentEnv = "WEFT_TEST_AGENT_BPFFS"
+
+// cgroupEnv names its cgroup.
+const cgroupEnv = "WEFT_TEST_AGENT_CGROUP"
 
 // Any user with two capabilities can run the agent, on links and on filters, and clean up behind it. Before Linux 5.11 it
 // takes four.
@@ -53,7 +58,7 @@ func TestCapabilitiesSuffice(t *testing.T) {
 		}
 		cmd := exec.Command(copyOfThis(t), "-test.run=^TestCapabilitiesSuffice$", "-test.v")
 		cmd.Dir = "/"
-		cmd.Env = append(os.Environ(), agentEnv+"="+h.cfg.BPFFS, withoutTCXEnv+"="+withoutTCX)
+		cmd.Env = append(os.Environ(), agentEnv+"="+h.cfg.BPFFS, cgroupEnv+"="+testutil.NewCgroup(t).Path(), withoutTCXEnv+"="+withoutTCX)
 		cmd.SysProcAttr = &syscall.SysProcAttr{
 			Credential:  &syscall.Credential{Uid: 65534, Gid: 65534},
 			AmbientCaps: capabilities,
@@ -76,6 +81,9 @@ func TestCapabilitiesSuffice(t *testing.T) {
 			}
 			if len(h.entries()) != 1 || len(h.routes("119")) != 1 {
 				return fmt.Errorf("entries %v, routes %v", h.entries(), h.routes("119"))
+			}
+			if _, err := os.Stat(h.cfg.BPFFS + "/weft/services/weft_connect4-link"); err != nil {
+				return err
 			}
 			return nil
 		}
@@ -114,7 +122,8 @@ func runUntilEOF(t *testing.T, bpffs string) error {
 		BPFFS: bpffs, Devices: []string{"eth0"}, RoutingMode: RoutingNative, MaxEntries: 1000, DualStack: true,
 		ClusterName: "east", NodeName: "east-1", NodeIPs: []netip.Addr{netip.MustParseAddr("172.18.1.1")},
 		Layout: testLayout(t), IPs: ipcache.New(), Nodes: node.NewTable(), Log: slog.New(slog.DiscardHandler),
-		Listed:     func(identity.ClusterID) bool { return true },
+		Listed:   func(identity.ClusterID) bool { return true },
+		Services: service.NewTable(), ServicesListed: func() bool { return true }, ServiceCgroup: os.Getenv(cgroupEnv),
 		withoutTCX: os.Getenv(withoutTCXEnv) != "",
 	}
 	cfg.IPs.Apply([]ipcache.Op{upsert("172.18.2.1/32", 131329)})

@@ -73,6 +73,9 @@ func (d *socketDestroyer) destroy(gone []abandoned) (n int, err error) {
 			sockets, err = d.handle.SocketDiagUDP(family)
 			return err
 		})
+		if errors.Is(err, unix.ENOENT) {
+			return n, errors.New("the kernel has no udp_diag: connected UDP sockets stay with backends that are gone: modprobe udp_diag")
+		}
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -219,26 +219,41 @@ transport_word(__u32 port, __u32 protocol, __u32 family)
 	return (port & 0xffff) | (protocol & 0xff) << 16 | family << 24;
 }
 
-/* The service whose frontend an address is, and its number. */
-static __always_inline struct service *
-find_service(const struct words *frontend, __u64 *number)
+/* Below, what is found is passed on by its number, 0 for none, and looked up where
+ * it is used. A pointer that may be NULL without having been looked up is none to
+ * verifiers that walk what a CPU may guess, too: without CAP_PERFMON, those before
+ * Linux 6.17 refuse to have it read even there. */
+
+static __always_inline struct service *service_of(__u64 number)
+{
+	return bpf_map_lookup_elem(&weft_services, &number);
+}
+
+static __always_inline const struct backend *backend_of(__u64 number)
+{
+	return bpf_map_lookup_elem(&weft_backends, &number);
+}
+
+/* The number of the service whose frontend an address is. */
+static __always_inline __u64 find_service(const struct words *frontend)
 {
 	struct service *service;
 	const __u32 *found;
+	__u64 number;
 
 #pragma unroll
 	for (int i = 0; i < FRONTEND_TRIES; i++) {
 		found = bpf_map_lookup_elem(&weft_frontends, frontend);
 		if (!found)
-			return NULL;
-		*number = READ_ONCE(*found);
-		service = bpf_map_lookup_elem(&weft_services, number);
+			return 0;
+		number = READ_ONCE(*found);
+		service = service_of(number);
 		if (!service)
-			return NULL;
+			return 0;
 		if (same(frontend, &service->frontend))
-			return service;
+			return number;
 	}
-	return NULL;
+	return 0;
 }
 
 static __always_inline __u64 mix(__u64 x)
@@ -250,24 +265,20 @@ static __always_inline __u64 mix(__u64 x)
 	return x ^ x >> 31;
 }
 
-/* A backend that is still one of the service, or NULL. */
-static __always_inline const struct backend *
+/* Whether a backend is still one of the service. */
+static __always_inline bool
 kept_backend(__u32 number, __u32 generation, __u32 service)
 {
-	const struct backend *backend;
-	__u64 index = number;
+	const struct backend *backend = backend_of(number);
 
-	backend = bpf_map_lookup_elem(&weft_backends, &index);
-	if (!backend || READ_ONCE(backend->generation) != generation ||
-	    READ_ONCE(backend->service) != service)
-		return NULL;
-	return backend;
+	return backend && READ_ONCE(backend->generation) == generation &&
+	       READ_ONCE(backend->service) == service;
 }
 
-/* A backend for a new flow, or NULL if there is none. With Maglev, the same seed
- * gets the same backend on every node; else chance decides. */
-static __always_inline const struct backend *
-draw_backend(const struct service *service, __u64 seed, __u64 *number)
+/* The number of a backend for a new flow. With Maglev, the same seed gets the
+ * same backend on every node; else chance decides. */
+static __always_inline __u64
+draw_backend(const struct service *service, __u64 seed)
 {
 	__u64 choice = READ_ONCE(service->choice);
 	__u64 count = choice >> CHOICE_COUNT_SHIFT & CHOICE_COUNT_MASK;
@@ -275,7 +286,7 @@ draw_backend(const struct service *service, __u64 seed, __u64 *number)
 	__u64 draw, at;
 
 	if (!count)
-		return NULL;
+		return 0;
 	if (choice & CHOICE_MAGLEV)
 		draw = mix(seed) >> 32;
 	else
@@ -284,7 +295,6 @@ draw_backend(const struct service *service, __u64 seed, __u64 *number)
 	at = draw >> 1;
 	pair = bpf_map_lookup_elem(&weft_slots, &at);
 	if (!pair)
-		return NULL;
-	*number = draw & 1 ? READ_ONCE(pair[1]) : READ_ONCE(pair[0]);
-	return bpf_map_lookup_elem(&weft_backends, number);
+		return 0;
+	return draw & 1 ? READ_ONCE(pair[1]) : READ_ONCE(pair[0]);
 }

@@ -31,6 +31,9 @@ func NewCgroup(t testing.TB) *Cgroup {
 		}
 	})
 	path, err := os.MkdirTemp(root, "weft-test-")
+	if err == nil {
+		err = os.Chmod(path, 0o755) // as the system's own are
+	}
 	if err != nil {
 		t.Fatalf("make a cgroup: %v", err)
 	}

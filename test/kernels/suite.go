@@ -58,7 +58,9 @@ func (s suite) flags(series, run string) []string {
 const moduleRoot = "/weft"
 
 // wantedModules are what the tests and the code under test make devices, qdiscs and filters of.
-var wantedModules = []string{"veth", "vxlan", "udp_tunnel", "ip6_udp_tunnel", "sch_ingress", "cls_bpf", "dummy", "tun", "bridge"}
+var wantedModules = []string{
+	"veth", "vxlan", "udp_tunnel", "ip6_udp_tunnel", "sch_ingress", "cls_bpf", "dummy", "tun", "bridge", "inet_diag", "udp_diag",
+}
 
 // payload is what all kernels run: the first process and the test binaries, built.
 type payload struct {
