@@ -233,6 +233,23 @@ type Datapath struct {
 	// Drift is what somebody else changed in the kernel and was put right, by kind: map, route, link and so on.
 	Drift map[string]uint64 `json:"drift"`
 	Pods  PodDevices        `json:"pods"`
+	// Services is nil where sockets are given no backends.
+	Services *ServiceTable `json:"services,omitempty"`
+}
+
+// ServiceTable is the kernel's table of services.
+type ServiceTable struct {
+	Cgroup       string `json:"cgroup"` // whose sockets reach them
+	Frontends    int    `json:"frontends"`
+	MaxFrontends int    `json:"maxFrontends"`
+	Backends     int    `json:"backends"` // one counts once for each frontend
+	MaxBackends  int    `json:"maxBackends"`
+	Pending      int    `json:"pending"`   // frontends that are not as they should be
+	Unclaimed    int    `json:"unclaimed"` // found in the kernel, and nobody's yet
+	Full         bool   `json:"full"`
+	Chosen       uint64 `json:"chosen"`    // flows that got a backend
+	Refused      uint64 `json:"refused"`   // flows for which there was none
+	Destroyed    uint64 `json:"destroyed"` // connected UDP sockets whose backend was gone
 }
 
 // PodDevices is what there is at the devices of this node's own pods.

@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -53,6 +54,21 @@ type ServiceStatus struct {
 	LastError    string    `json:"lastError,omitempty"`
 	LastErrorAt  time.Time `json:"lastErrorAt,omitzero"`
 	DestroyError string    `json:"destroyError,omitempty"`
+}
+
+// Problems are sentences about what is not well.
+func (s *ServiceStatus) Problems() []string {
+	var all []string
+	if s.Pending > 0 {
+		all = append(all, fmt.Sprintf("services: %d frontends are not as they should be: %s", s.Pending, s.LastError))
+	}
+	if s.AttachError != "" {
+		all = append(all, "services: "+s.AttachError)
+	}
+	if s.DestroyError != "" {
+		all = append(all, "services: "+s.DestroyError)
+	}
+	return all
 }
 
 // attached: all programs run.

@@ -195,6 +195,9 @@ func TestServicesAreRepaired(t *testing.T) {
 		_, _, err := h.dial("tcp", "10.96.0.10:80")
 		return err
 	})
+	if s := a.Status().Services; len(s.Problems()) != 0 {
+		t.Errorf("problems %v", s.Problems())
+	}
 
 	m, err := OpenServices(h.cfg.BPFFS)
 	if err != nil {

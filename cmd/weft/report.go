@@ -184,6 +184,13 @@ func (a *agent) datapathStatus() api.Datapath {
 		}
 	}
 	shown.Errors = append(shown.Errors, d.Errors...)
+	if t := d.Services; t != nil {
+		shown.Services = &api.ServiceTable{
+			Cgroup: t.Cgroup, Frontends: t.Frontends, MaxFrontends: t.MaxFrontends, Backends: t.Backends, MaxBackends: t.MaxBackends,
+			Pending: t.Pending, Unclaimed: t.Unclaimed, Full: t.Full, Chosen: t.Chosen, Refused: t.Refused, Destroyed: t.Destroyed,
+		}
+		shown.Errors = append(shown.Errors, t.Problems()...)
+	}
 	if d.Flows.LastError != "" {
 		shown.Errors = append(shown.Errors, "flows: "+d.Flows.LastError)
 	}

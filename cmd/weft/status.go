@@ -387,6 +387,10 @@ func (p *statusPrinter) datapath() {
 		p.branch("device %s: %s", device.Name, cmp.Or(strings.Join(programs, ", "), device.Error, "-"))
 	}
 	p.pods(&d.Pods)
+	if t := d.Services; t != nil {
+		p.branch("services: %s, %s, %d pending, %d unclaimed, %d flows refused: %s", count(t.Frontends, "frontend"),
+			count(t.Backends, "backend"), t.Pending, t.Unclaimed, t.Refused, t.Cgroup)
+	}
 }
 
 // pods tells of the devices of this node's own pods.
