@@ -294,7 +294,12 @@ func TestServicesNeedACgroup(t *testing.T) {
 		"/nonexistent": "no such file",
 	} {
 		h.cfg.ServiceCgroup = dir
-		if err := h.refuse(); !errors.Is(err, ErrCgroup) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--service-cgroup") {
+		d, err := New(h.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.ns.Do(t, func() { err = d.Run(t.Context()) })
+		if !errors.Is(err, ErrCgroup) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--service-cgroup") {
 			t.Errorf("%s: %v, want an ErrCgroup that says %q", dir, err, want)
 		}
 	}

@@ -122,7 +122,7 @@ func TestServiceTableOracle(t *testing.T) {
 	h := newTableHost(t, 40, 1<<16, 1500) // small, so that records are used again
 	want := map[service.Frontend]map[service.Backend]bool{}
 	settings := map[service.Frontend]serviceSettings{}
-	for step := range 4000 {
+	for step := range 2000 {
 		f := frontendNumber(random.IntN(30))
 		switch {
 		case random.IntN(12) == 0:
@@ -398,7 +398,7 @@ func TestServiceTableAdoptsNonsense(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 2))
-	for range 300 {
+	for range 150 {
 		h := newTableHost(t, 8, 1<<15, 64)
 		var all []service.Backend
 		for i := range 6 {
