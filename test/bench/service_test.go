@@ -77,7 +77,9 @@ func newServiceBench(b *testing.B) *serviceBench {
 	if err != nil {
 		b.Fatal(err)
 	}
-	h.ns.Do(b, func() { err = netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth1"}) })
+	h.ns.Do(b, func() {
+		err = netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth1"})
+	})
 	if err != nil {
 		b.Fatal(err)
 	}
