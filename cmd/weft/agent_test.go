@@ -194,15 +194,16 @@ func TestAgent(t *testing.T) {
 	testutil.Eventually(t, 20*time.Second, func() error { return s.healthy(t) })
 	west.WriteConfig(t, filepath.Join(s.clustermesh, "west"))
 	testutil.Eventually(t, 20*time.Second, func() error {
-		if err := s.healthy(t); err != nil {
-			return err
-		}
-		return contains(s.cli(t, 0, "bpf ipcache list"),
+		err := contains(s.cli(t, 0, "bpf ipcache list"),
 			"10.2.1.10/32 identity=131329 encryptkey=0 tunnelendpoint=172.18.2.1 flags=hastunnel",
 			"10.2.1.0/24 identity=2 encryptkey=0 tunnelendpoint=172.18.2.1 flags=hastunnel",
 			"10.1.1.10/32 identity=65793 encryptkey=0 tunnelendpoint=0.0.0.0 flags=<none>",
 			"172.18.1.1/32 identity=1 encryptkey=0 tunnelendpoint=0.0.0.0 flags=<none>",
 			"172.18.2.1/32 identity=6 encryptkey=0 tunnelendpoint=0.0.0.0 flags=remotecluster")
+		if err != nil {
+			return err
+		}
+		return s.healthy(t) // asked second: before west was found, all was well, too
 	})
 	s.checkCommands(t)
 	s.checkUnused(t, west)
