@@ -193,8 +193,9 @@ func (f *front) offers(b Backend) bool {
 	return false
 }
 
-// fewAtOnce is how many changes are carried out one by one; with more, the selection is reckoned anew.
-const fewAtOnce = 32
+// fewAtOnce reports whether so many changes among n backends are carried out one by one. With more, the selection is reckoned
+// anew, which leaves no room behind it unused.
+func fewAtOnce(changes, n int) bool { return changes <= 32 && changes <= max(2, n/8) }
 
 // turnOver takes into account that old, of somebody whose class is given, has become fresh. mu is held.
 func (t *Table) turnOver(f *front, old, fresh []Subset, class class) {
@@ -209,7 +210,7 @@ func (t *Table) turnOver(f *front, old, fresh []Subset, class class) {
 		f.tally[b.class]++
 	}
 	use := choose(f.claims[0].entry.local().Affinity, &f.tally)
-	if use != f.use || len(gone)+len(come) > fewAtOnce {
+	if use != f.use || !fewAtOnce(len(gone)+len(come), len(f.backends)) {
 		t.rebuild(f)
 		return
 	}

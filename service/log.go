@@ -16,10 +16,9 @@ type logged struct {
 	added bool
 }
 
-// add notes that a backend was added or removed, among n. A log that would be longer than what it tells of is worth nothing.
+// add notes that a backend was added or removed, among n. A log that is not much shorter than what it tells of is worth nothing.
 func (l *log) add(rev uint64, b Backend, added bool, n int) {
-	const some = 8
-	if len(l.entries) >= max(some, n/4) {
+	if len(l.entries) >= n/4 {
 		l.forget(rev)
 		return
 	}

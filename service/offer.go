@@ -101,7 +101,9 @@ func normalize(subsets []Subset) []Subset {
 		if !slices.IsSortedFunc(s.Addrs, netip.Addr.Compare) {
 			slices.SortFunc(s.Addrs, netip.Addr.Compare)
 		}
-		s.Addrs = slices.Compact(s.Addrs)
+		if s.Addrs = slices.Compact(s.Addrs); cap(s.Addrs)-len(s.Addrs) > len(s.Addrs)/8 {
+			s.Addrs = slices.Clone(s.Addrs) // they stay for long
+		}
 	}
 	return slices.DeleteFunc(subsets, func(s Subset) bool { return len(s.Addrs) == 0 })
 }

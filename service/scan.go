@@ -79,7 +79,7 @@ func (s *scanner) field(name string, o *Offer) bool {
 		o.ClusterID = uint32(n)
 		return ok && s.once(1<<7)
 	case "hostnames", "zones", "labels", "selector":
-		return s.any(4)
+		return s.any(8)
 	}
 	return false
 }
