@@ -67,7 +67,7 @@ func (w *world) awaitBackends(want ...string) {
 // What our own cluster's operator publishes is a local service, never an offer to ourselves; what a remote publishes under our
 // name is refused.
 //
-// mechanism: H1 H2
+// mechanism: H1 H2 H8
 func TestOwnServicesAreLocal(t *testing.T) {
 	t.Parallel()
 	own := &cluster{t: t, etcd: testutil.StartEtcd(t), name: "here", id: 9}
@@ -80,6 +80,9 @@ func TestOwnServicesAreLocal(t *testing.T) {
 	w.awaitState("west", Ready)
 	w.awaitState("here", Ready)
 	w.awaitBackends("10.2.1.10", "10.9.1.1")
+	if !w.ServicesListed() {
+		t.Error("not all services are listed")
+	}
 	if n, locals := w.cfg.Services.Len(), w.cfg.Services.Locals(); n != 1 || locals != 1 {
 		t.Errorf("%d offers and %d local services, want one of each", n, locals)
 	}
@@ -134,6 +137,9 @@ func TestSlices(t *testing.T) {
 				return
 			}
 			w.awaitState("east", Syncing)
+			if w.ServicesListed() {
+				t.Error("services are listed before their canary")
+			}
 			east.etcd.Put(t, "cilium/synced/east/cilium/state/endpointslices/v1", "2026-11-20T22:37:21Z")
 			w.awaitState("east", Ready)
 			w.awaitBackends("10.1.1.10")

@@ -120,7 +120,8 @@ func newSite(t *testing.T) site {
 		clustermesh: filepath.Join(dir, "clustermesh"), endpointsDir: filepath.Join(dir, "endpoints"),
 		config: filepath.Join(dir, "agent.yaml"), metrics: "127.0.0.1:9879", // the network namespace is the test's own
 	}
-	for _, d := range []string{s.clustermesh, s.endpointsDir} {
+	services := filepath.Join(dir, "services")
+	for _, d := range []string{s.clustermesh, s.endpointsDir, services} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -133,9 +134,11 @@ func newSite(t *testing.T) site {
 		}
 	}
 	write(s.config, fmt.Sprintf("cluster-name: east\ncluster-id: 1\nnode-name: east-n1\npod-cidr: [10.1.1.0/24]\nclustermesh-config: %s\n"+
-		"kvstore-config: %s\nendpoints-dir: %s\nstate-dir: %s\nbpffs: %s\napi-socket: %s\ndevices: [eth0]\nflow-sample: 1\nmax-ipcache-entries: 1000\nmetrics-address: %s\n",
-		s.clustermesh, kvstore, s.endpointsDir, filepath.Join(dir, "state"), s.bpffs, s.socket, s.metrics))
+		"kvstore-config: %s\nendpoints-dir: %s\nservices-dir: %s\nstate-dir: %s\nbpffs: %s\napi-socket: %s\ndevices: [eth0]\nflow-sample: 1\nmax-ipcache-entries: 1000\nmetrics-address: %s\n",
+		s.clustermesh, kvstore, s.endpointsDir, services, filepath.Join(dir, "state"), s.bpffs, s.socket, s.metrics))
 	write(filepath.Join(s.endpointsDir, "web.yaml"), "{name: web-0, namespace: shop, ip: 10.1.1.10, identity: 65793, labels: {app: web}}\n")
+	write(filepath.Join(services, "web.yaml"), "{name: web, namespace: shop, global: true, affinity: local, addresses: [10.96.1.10], "+
+		"ports: [{name: http, port: 80, target: 8080}], backends: [{ip: 10.1.1.10}]}\n")
 	return s
 }
 
@@ -277,6 +280,9 @@ func (s *site) checkCommands(t *testing.T) {
 		"node list":                 {"east/east-n1 (local)", "west/west-n2"},
 		"identity get 131329":       {"k8s:app=web", "west"},
 		"identity list":             {"65793    east"},
+		"service list":              {"shop/web 10.96.1.10:80/TCP local own 1, west 2 1 affinity"},
+		"service get shop/web":      {"1 used: affinity * 10.1.1.10:8080 east ready 10.2.1.10:8080 west ready 10.2.2.10:8080 west ready"},
+		"metrics list":              {`weft_service_backends_used`, `weft_service_offered_backends`},
 		"bpf ipcache get 10.2.1.77": {"10.2.1.77 maps to identity=2"},
 		"version --agent":           {"weft "},
 		"clusters list":             {"west 2 ready"},
