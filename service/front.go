@@ -178,8 +178,11 @@ func (f *front) offers(b Backend) bool {
 		}
 		return false
 	}
-	if in(e.local().Backends, 0) {
+	switch l := e.local(); {
+	case in(l.Backends, 0):
 		return true
+	case !l.Global:
+		return false
 	}
 	for i := range e.parts {
 		class := classRemote

@@ -162,6 +162,19 @@ func TestLostBeforeTheFirstOffer(t *testing.T) {
 	wantBackends(t, table, webFront, "10.1.1.10:8080", "10.2.1.10:8080")
 }
 
+// A backend that is gone from a service that is not global is gone, whoever else offers its address.
+func TestOffersOfOthersKeepNothingAlive(t *testing.T) {
+	table := NewTable()
+	var pods []string
+	for i := range 40 { // so that one is a small change
+		pods = append(pods, netip.AddrFrom4([4]byte{10, 1, 1, byte(i)}).String())
+	}
+	table.Put(webOffer("west", 2, pods[0]))
+	table.PutLocal(webLocal(Settings{}, pods...))
+	table.PutLocal(webLocal(Settings{}, pods[1:]...))
+	wantBackends(t, table, webFront, ports(pods[1:])...)
+}
+
 func TestPortsAndFamilies(t *testing.T) {
 	table := NewTable()
 	table.PutLocal(Local{
