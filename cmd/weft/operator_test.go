@@ -220,7 +220,7 @@ func TestOperatorExport(t *testing.T) {
 		t.Error("something was written")
 	}
 	code, _, stderr := weft(t, nil, "operator", "export", "--dry-run", "--cluster-name", "east", "--cluster-id", "1", "--kvstore-config", config,
-		"--services-dir", filepath.Join(dir, "none"), "--timeout", "300ms")
+		"--services-dir", filepath.Join(dir, "none"), "--timeout", "3s")
 	if code != exitNot || !strings.Contains(stderr, "service files: not read yet") || !strings.Contains(stderr, "no such file or directory") {
 		t.Errorf("exit code %d, stderr %q", code, stderr)
 	}
