@@ -179,6 +179,7 @@ func TestOneTermWrites(t *testing.T) {
 			t.Fatalf("%s, which was suspended, has tried nothing", leader.name)
 		}
 	}
+	awaitWrites(t, etcd, term.revision)
 	for _, p := range all {
 		p.kill(t)
 	}
@@ -211,10 +212,17 @@ func nextTerm(t *testing.T, etcd *testutil.Etcd, after int64) (term written) {
 // writesOfTerm is how many of each kind there are at least before the leader loses its life.
 const writesOfTerm = 100
 
-// awaitWrites waits until many writes of both kinds of a term are in etcd.
+// awaitWrites waits until many writes of both kinds of a term, and its heartbeat, are in etcd.
 func awaitWrites(t *testing.T, etcd *testutil.Etcd, revision int64) {
 	t.Helper()
 	testutil.Eventually(t, testTimeout, func() error {
+		beat, err := etcd.Client().Get(t.Context(), identity.HeartbeatKey)
+		if err != nil {
+			return err
+		}
+		if len(beat.Kvs) == 0 || beat.Kvs[0].ModRevision <= revision {
+			return fmt.Errorf("no heartbeat of term %d", revision)
+		}
 		for _, kind := range []string{"txn-0", "writer-0"} {
 			value, _ := etcd.Get(t, loadPrefix+kind)
 			var of, n int64
