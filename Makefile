@@ -35,7 +35,7 @@ export CGO_ENABLED ?= 0
 
 KUBE_APISERVER := .cache/kube-apiserver
 
-.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab test-kernels mechanisms packages sbom vulncheck test-packages test-reproducible clean
+.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab test-kernels vagrant-test mechanisms packages sbom vulncheck test-packages test-reproducible clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +104,11 @@ fuzz: ## fuzz every target for FUZZTIME (30s)
 test-kernels: deps ## run the kernel tests under Debian's own kernels in QEMU (KERNELS="6.1 6.12")
 	@.ci/deps $(VM_DEBS)
 	go run ./test/kernels $(KERNELS)
+
+vagrant-test: ## bring up the lab of four virtual machines, and do what vagrant/README.md tells (needs Vagrant with libvirt)
+	@[ -e vagrant/box/weft-lab.box ] || vagrant/box/build.sh
+	vagrant box list | grep -q "^weft-lab " || vagrant box add --name weft-lab vagrant/box/weft-lab.box
+	vagrant/test
 
 mechanisms: ## print the mechanisms that no test names yet
 	@named=$$(git grep -hoE '// mechanism:.*' -- '*_test.go' | cut -d: -f2 | tr -s ' ,' '\n' | sort -u); \
