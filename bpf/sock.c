@@ -174,8 +174,10 @@ state_of(struct bpf_sock_addr *ctx, __u64 flags)
 	return bpf_sk_storage_get(&weft_sockets, ctx->sk, 0, flags);
 }
 
-/* A socket is connected. 1: go on, to the address that is then in at; 0: the
- * call fails. */
+/* What a call comes to. 1: it goes on, and if changed is set, with the address
+ * that is then in at; 0: it fails. */
+
+/* A socket is connected. */
 static __always_inline int
 connect(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 {
@@ -218,7 +220,7 @@ connect(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 /* A datagram is sent to an address. A socket that goes on with a service stays
  * with its backend as long as the service has that. */
 static __always_inline int
-send(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
+sendmsg(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 {
 	const struct backend *backend;
 	struct socket_state *state;
@@ -262,8 +264,8 @@ send(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 
 /* A datagram came from an address: if it is a backend's that the socket was
  * given, it came from the service. */
-static __always_inline bool
-receive(struct bpf_sock_addr *ctx, struct words *at)
+static __always_inline int
+recvmsg(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 {
 	const struct service_address *frontend;
 	struct socket_state *state;
@@ -273,133 +275,62 @@ receive(struct bpf_sock_addr *ctx, struct words *at)
 	} key; /* a struct reverse_key */
 
 	if (ctx->protocol != PROTOCOL_UDP)
-		return false;
+		return 1;
 	state = state_of(ctx, 0);
 	if (!state)
-		return false;
+		return 1;
 	if (same(at, &state->backend)) {
 		*at = load_words(&state->frontend);
-		return true;
+		*changed = true;
+		return 1;
 	}
 	key.socket = bpf_get_socket_cookie(ctx);
 	key.backend = *at;
 	frontend = bpf_map_lookup_elem(&weft_reverse, &key);
 	if (!frontend)
-		return false;
+		return 1;
 	*at = load_words(frontend);
-	return true;
+	*changed = true;
+	return 1;
 }
 
 /* A socket is asked for its peer. */
-static __always_inline bool peer(struct bpf_sock_addr *ctx, struct words *at)
+static __always_inline int
+peer(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 {
 	struct socket_state *state;
 
 	state = state_of(ctx, 0);
 	if (!state || !state->connected || !same(at, &state->backend))
-		return false;
+		return 1;
 	*at = load_words(&state->frontend);
-	return true;
-}
-
-SEC("cgroup/connect4")
-int weft_connect4(struct bpf_sock_addr *ctx)
-{
-	bool changed = false;
-	struct words at;
-	int ok;
-
-	read4(ctx, &at);
-	ok = connect(ctx, &at, &changed);
-	if (changed)
-		write4(ctx, &at);
-	return ok;
-}
-
-SEC("cgroup/connect6")
-int weft_connect6(struct bpf_sock_addr *ctx)
-{
-	bool changed = false;
-	struct words at;
-	int ok;
-
-	read6(ctx, &at);
-	ok = connect(ctx, &at, &changed);
-	if (changed)
-		write6(ctx, &at);
-	return ok;
-}
-
-SEC("cgroup/sendmsg4")
-int weft_sendmsg4(struct bpf_sock_addr *ctx)
-{
-	bool changed = false;
-	struct words at;
-	int ok;
-
-	read4(ctx, &at);
-	ok = send(ctx, &at, &changed);
-	if (changed)
-		write4(ctx, &at);
-	return ok;
-}
-
-SEC("cgroup/sendmsg6")
-int weft_sendmsg6(struct bpf_sock_addr *ctx)
-{
-	bool changed = false;
-	struct words at;
-	int ok;
-
-	read6(ctx, &at);
-	ok = send(ctx, &at, &changed);
-	if (changed)
-		write6(ctx, &at);
-	return ok;
-}
-
-SEC("cgroup/recvmsg4")
-int weft_recvmsg4(struct bpf_sock_addr *ctx)
-{
-	struct words at;
-
-	read4(ctx, &at);
-	if (receive(ctx, &at))
-		write4(ctx, &at);
+	*changed = true;
 	return 1;
 }
 
-SEC("cgroup/recvmsg6")
-int weft_recvmsg6(struct bpf_sock_addr *ctx)
-{
-	struct words at;
+/* A program for each family of a socket's call: the address of the call is taken
+ * apart, and put back if it became another one. */
+#define PROGRAM(hook, call, family)                            \
+	SEC("cgroup/" hook #family)                            \
+	int weft_##call##family(struct bpf_sock_addr *ctx)     \
+	{                                                      \
+		bool changed = false;                          \
+		struct words at;                               \
+		int ok;                                        \
+                                                               \
+		read##family(ctx, &at);                        \
+		ok = call(ctx, &at, &changed);                 \
+		if (changed)                                   \
+			write##family(ctx, &at);               \
+		return ok;                                     \
+	}
+#define PROGRAMS(hook, call)   \
+	PROGRAM(hook, call, 4) \
+	PROGRAM(hook, call, 6)
 
-	read6(ctx, &at);
-	if (receive(ctx, &at))
-		write6(ctx, &at);
-	return 1;
-}
-
-SEC("cgroup/getpeername4")
-int weft_peer4(struct bpf_sock_addr *ctx)
-{
-	struct words at;
-
-	read4(ctx, &at);
-	if (peer(ctx, &at))
-		write4(ctx, &at);
-	return 1;
-}
-
-SEC("cgroup/getpeername6")
-int weft_peer6(struct bpf_sock_addr *ctx)
-{
-	struct words at;
-
-	read6(ctx, &at);
-	if (peer(ctx, &at))
-		write6(ctx, &at);
-	return 1;
-}
+PROGRAMS("connect", connect)
+PROGRAMS("sendmsg", sendmsg)
+PROGRAMS("recvmsg", recvmsg)
+PROGRAMS("getpeername", peer)
 
 char _license[] SEC("license") = "Dual BSD/GPL";

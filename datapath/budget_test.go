@@ -72,6 +72,16 @@ func measureBudget(t *testing.T, who string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	services, err := bpf.LoadServices(refusesProperly())
+	if err != nil {
+		t.Fatal(err)
+	}
+	measureBudgetOf(t, who, spec, bpf.AllPrograms())
+	measureBudgetOf(t, who, services, bpf.ServicePrograms[:])
+}
+
+func measureBudgetOf(t *testing.T, who string, spec *ebpf.CollectionSpec, programs []bpf.Program) {
+	t.Helper()
 	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
 		Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats},
 	})
@@ -79,7 +89,7 @@ func measureBudget(t *testing.T, who string) {
 		t.Fatal(err)
 	}
 	defer loaded.Close()
-	for _, p := range bpf.AllPrograms() {
+	for _, p := range programs {
 		log := loaded.Programs[p.Name].VerifierLog
 		instructions := logged(t, log, `processed (\d+) insns`)
 		stack := deepestStack(t, spec.Programs[p.Name].Instructions, log)
