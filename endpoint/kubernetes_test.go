@@ -85,11 +85,10 @@ func (b *kubeBench) followLogged(t *testing.T, node, addr string, log *slog.Logg
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	b.server.WriteKubeconfig(t, kubeconfig, addr, b.token)
-	k, err := NewKubernetes(KubernetesConfig{Kubeconfig: kubeconfig, NodeName: node, Log: log})
+	k, err := NewKubernetes(KubernetesConfig{Kubeconfig: kubeconfig, NodeName: node, Longest: 200 * time.Millisecond, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.longest = 200 * time.Millisecond
 	runSource(t, k)
 	return k
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -14,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 
 	"github.com/weftmesh/weft/internal/kube"
@@ -38,16 +38,15 @@ type KubernetesConfig struct {
 // server has no slices. While the server is away, what was known stays.
 type Kubernetes struct {
 	*Table
-	cfg    KubernetesConfig
-	core   *rest.RESTClient
-	slices *rest.RESTClient
-	ready  chan struct{}
+	core     *rest.RESTClient
+	slices   *rest.RESTClient
+	follower *kube.Follower
+	ready    chan struct{}
 
 	// owners are the services of the slices that are known. Only the reflector of slices touches it.
 	owners map[string]service.Name
 
 	mu       sync.Mutex
-	failures map[string]string // why a kind cannot be followed at present, by its name; guarded by mu
 	rejected map[string]string // what of an object cannot be used, by kind and name; guarded by mu
 }
 
@@ -63,9 +62,11 @@ func NewKubernetes(cfg KubernetesConfig) (*Kubernetes, error) {
 		return nil, err
 	}
 	k := &Kubernetes{
-		Table: NewTable(cfg.DefaultGlobal), cfg: cfg, ready: make(chan struct{}), owners: make(map[string]service.Name),
-		failures: make(map[string]string), rejected: make(map[string]string),
+		Table: NewTable(cfg.DefaultGlobal), ready: make(chan struct{}), owners: make(map[string]service.Name), rejected: make(map[string]string),
 	}
+	k.follower = kube.NewFollower(kube.Config{
+		Needs: "the account needs the verbs list and watch on namespaces, services and endpointslices", Longest: cfg.Longest, Changed: k.Wake, Log: cfg.Log,
+	})
 	if k.core, err = kube.Client(access, corev1.SchemeGroupVersion, corev1.AddToScheme); err != nil {
 		return nil, err
 	}
@@ -84,69 +85,51 @@ func (k *Kubernetes) Ready() <-chan struct{} { return k.ready }
 func (k *Kubernetes) Problems() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var all []string
-	for _, texts := range []map[string]string{k.failures, k.rejected} {
-		for _, text := range texts {
-			all = append(all, text)
-		}
-	}
-	slices.Sort(all)
-	return all
+	return append(k.follower.Problems(), slices.Sorted(maps.Values(k.rejected))...)
 }
 
 // Run follows the API server until ctx ends.
 func (k *Kubernetes) Run(ctx context.Context) error {
-	defer utilnet.CloseIdleConnectionsFor(k.core.Client.Transport)
-	defer utilnet.CloseIdleConnectionsFor(k.slices.Client.Transport)
-	var running sync.WaitGroup
-	defer running.Wait()
-	follow := func(kind kube.Kind) {
-		kind.Longest = k.cfg.Longest
-		kind.Noted = func(err error) { k.note(kind.Name, err) }
-		running.Go(func() { kube.Follow(ctx, k.cfg.Log, kind) })
-	}
 	namespaces := kube.NewReplica(k.putNamespace, k.removeNamespace, k.replaceNamespaces)
-	follow(kube.Kind{Client: k.core, Name: "namespaces", Object: new(corev1.Namespace), Store: namespaces})
 	services := kube.NewReplica(k.putService, k.removeService, k.replaceServices)
-	follow(kube.Kind{Client: k.core, Name: "services", Object: new(corev1.Service), Store: services})
+	k.follower.Follow(ctx,
+		kube.Kind{Client: k.core, Name: "namespaces", Object: new(corev1.Namespace), Store: namespaces},
+		kube.Kind{Client: k.core, Name: "services", Object: new(corev1.Service), Store: services},
+	)
+	defer k.follower.Wait()
 	sliced, ok := k.hasSlices(ctx)
 	if !ok {
 		return nil
 	}
-	backends, listed := k.endpoints()
+	backends := k.endpoints()
 	if sliced {
-		s := kube.NewReplica(k.putSlice, k.removeSlice, k.replaceSlices)
-		backends, listed = kube.Kind{Client: k.slices, Name: "endpointslices", Object: new(discoveryv1.EndpointSlice), Store: s}, s.Listed()
+		store := kube.NewReplica(k.putSlice, k.removeSlice, k.replaceSlices)
+		backends = kube.Kind{Client: k.slices, Name: "endpointslices", Object: new(discoveryv1.EndpointSlice), Store: store}
 	}
-	follow(backends)
-	for _, listed := range []<-chan struct{}{namespaces.Listed(), services.Listed(), listed} {
-		select {
-		case <-listed:
-		case <-ctx.Done():
-			return nil
-		}
+	k.follower.Follow(ctx, backends)
+	if k.follower.Listed(ctx) {
+		close(k.ready)
 	}
-	close(k.ready)
 	<-ctx.Done()
 	return nil
 }
 
 // hasSlices asks the server, for as long as it takes, whether it knows EndpointSlices. ok is false when ctx has ended.
 func (k *Kubernetes) hasSlices(ctx context.Context) (sliced, ok bool) {
-	pause := 500 * time.Millisecond
+	pause, longest := k.follower.Retry()
 	for {
 		err := k.slices.Get().Do(ctx).Error() // the group itself: what resources it has
 		switch {
 		case ctx.Err() != nil:
 			return false, false
 		case err == nil || apierrors.IsForbidden(err): // who may not look at groups may follow slices all the same
-			k.note("endpointslices", nil)
+			k.follower.Note("endpointslices", nil)
 			return true, true
 		case apierrors.IsNotFound(err):
-			k.note("endpointslices", nil)
+			k.follower.Note("endpointslices", nil)
 			return false, true
 		}
-		k.note("endpointslices", err)
+		k.follower.Note("endpointslices", err)
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
@@ -154,20 +137,8 @@ func (k *Kubernetes) hasSlices(ctx context.Context) (sliced, ok bool) {
 			return false, false
 		case <-timer.C:
 		}
-		if pause *= 2; pause > 15*time.Second || k.cfg.Longest > 0 && pause > k.cfg.Longest {
-			pause /= 2
-		}
+		pause = min(2*pause, longest)
 	}
-}
-
-// note remembers why a kind cannot be followed, or that it can be again.
-func (k *Kubernetes) note(kind string, err error) {
-	message := ""
-	if err != nil {
-		message = fmt.Sprintf("kubernetes: %s cannot be followed, what was known of them stays in force: %s", kind,
-			kube.Refusal(err, "the account needs the verbs list and watch on namespaces, services and endpointslices"))
-	}
-	k.remember(k.failures, kind, message)
 }
 
 // reject remembers what of an object cannot be used, or, with nil, that all of it can.
@@ -176,16 +147,11 @@ func (k *Kubernetes) reject(kind, name string, err error) {
 	if err != nil {
 		message = fmt.Sprintf("kubernetes: %s %s: %s", kind, name, kube.Shorten(err.Error()))
 	}
-	k.remember(k.rejected, kind+" "+name, message)
-}
-
-func (k *Kubernetes) remember(in map[string]string, key, message string) {
 	k.mu.Lock()
-	news := in[key] != message
-	if message == "" {
-		delete(in, key)
-	} else {
-		in[key] = message
+	key := kind + " " + name
+	news := k.rejected[key] != message
+	if delete(k.rejected, key); message != "" {
+		k.rejected[key] = message
 	}
 	k.mu.Unlock()
 	if news {

@@ -17,9 +17,9 @@ import (
 )
 
 // endpoints is the kind whose objects stand in for EndpointSlices.
-func (k *Kubernetes) endpoints() (kind kube.Kind, listed <-chan struct{}) {
+func (k *Kubernetes) endpoints() kube.Kind {
 	store := kube.NewReplica(k.putEndpoints, k.removeEndpoints, k.replaceEndpoints)
-	return kube.Kind{Client: k.core, Name: "endpoints", Which: notLeases, Object: new(corev1.Endpoints), Store: store}, store.Listed()
+	return kube.Kind{Client: k.core, Name: "endpoints", Which: notLeases, Object: new(corev1.Endpoints), Store: store}
 }
 
 // notLeases leaves out Endpoints that are none: components of Kubernetes used to elect their leaders by them, and wrote them

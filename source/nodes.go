@@ -14,7 +14,6 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 
 	"github.com/weftmesh/weft/internal/kube"
@@ -76,11 +75,11 @@ func (p *problems) Problems() []string {
 
 // KubernetesNodes is the source of nodes that are Nodes of Kubernetes. While the API server is away, what was known stays.
 type KubernetesNodes struct {
-	problems
-	cfg    KubernetesConfig
-	client *rest.RESTClient
-	nodes  *node.Table
-	ready  chan struct{}
+	client   *rest.RESTClient
+	follower *kube.Follower
+	nodes    *node.Table
+	refused  problems // what of a node cannot be used, by its name
+	ready    chan struct{}
 }
 
 var _ NodeSource = (*KubernetesNodes)(nil)
@@ -98,7 +97,10 @@ func NewKubernetesNodes(cfg KubernetesConfig) (*KubernetesNodes, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &KubernetesNodes{cfg: cfg, client: client, nodes: node.NewTable(), ready: make(chan struct{})}, nil
+	return &KubernetesNodes{
+		client: client, nodes: node.NewTable(), ready: make(chan struct{}),
+		follower: kube.NewFollower(kube.Config{Needs: "the account needs the verbs list and watch on nodes", Longest: cfg.Longest, Log: cfg.Log}),
+	}, nil
 }
 
 func (k *KubernetesNodes) String() string { return "kubernetes nodes" }
@@ -109,33 +111,21 @@ func (k *KubernetesNodes) Ready() <-chan struct{} { return k.ready }
 // Nodes is the table of all.
 func (k *KubernetesNodes) Nodes() *node.Table { return k.nodes }
 
+// Problems returns what keeps the API server or some nodes from being followed.
+func (k *KubernetesNodes) Problems() []string {
+	return append(k.follower.Problems(), k.refused.Problems()...)
+}
+
 // Run follows the API server until ctx ends.
 func (k *KubernetesNodes) Run(ctx context.Context) error {
-	defer utilnet.CloseIdleConnectionsFor(k.client.Client.Transport)
 	store := kube.NewReplica(k.put, k.remove, k.replace)
-	var running sync.WaitGroup
-	defer running.Wait()
-	running.Go(func() {
-		kube.Follow(ctx, k.cfg.Log, kube.Kind{
-			Client: k.client, Name: "nodes", Object: new(corev1.Node), Store: store, Longest: k.cfg.Longest, Noted: k.note,
-		})
-	})
-	select {
-	case <-store.Listed():
+	k.follower.Follow(ctx, kube.Kind{Client: k.client, Name: "nodes", Object: new(corev1.Node), Store: store})
+	defer k.follower.Wait()
+	if k.follower.Listed(ctx) {
 		close(k.ready)
-	case <-ctx.Done():
 	}
 	<-ctx.Done()
 	return nil
-}
-
-func (k *KubernetesNodes) note(err error) {
-	message := ""
-	if err != nil {
-		message = "kubernetes: nodes cannot be followed, what was known of them stays in force: " +
-			kube.Refusal(err, "the account needs the verbs list and watch on nodes")
-	}
-	k.set("", message)
 }
 
 func (k *KubernetesNodes) put(from *corev1.Node) {
@@ -144,12 +134,12 @@ func (k *KubernetesNodes) put(from *corev1.Node) {
 	if err != nil {
 		message = fmt.Sprintf("kubernetes: node %s: %s", from.Name, kube.Shorten(err.Error()))
 	}
-	k.set(from.Name, message)
+	k.refused.set(from.Name, message)
 	k.nodes.Upsert(n)
 }
 
 func (k *KubernetesNodes) remove(n *corev1.Node) {
-	k.set(n.Name, "")
+	k.refused.set(n.Name, "")
 	k.nodes.Delete("", n.Name)
 }
 
