@@ -28,7 +28,7 @@ type remnant struct {
 
 func cleanupCommand(env environment, c *clientOptions) *cobra.Command {
 	var (
-		output *format
+		out    *output
 		dryRun bool
 	)
 	cmd := newCommand("cleanup", "Remove everything that weft left on this node", func(*cobra.Command, []string) error {
@@ -39,10 +39,10 @@ func cleanupCommand(env environment, c *clientOptions) *cobra.Command {
 		if socket, ok := cleanSocket(c.socket, dryRun); ok {
 			found = append(found, socket)
 		}
-		if *output == formatJSON {
-			err = printJSON(env.stdout, api.List[remnant]{Meta: api.MetaOf(kindCleanup), Items: remnants(found, dryRun)})
+		if out.forPrograms() {
+			err = out.object(env.stdout, api.List[remnant]{Meta: api.MetaOf(kindCleanup), Items: remnants(found, dryRun)})
 		} else {
-			err = printRemnants(env, found, dryRun)
+			err = printRemnants(env, out, found, dryRun)
 		}
 		for _, r := range found {
 			if err == nil && r.Kept != "" {
@@ -51,7 +51,7 @@ func cleanupCommand(env environment, c *clientOptions) *cobra.Command {
 		}
 		return err
 	})
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what there is to remove")
 	return cmd
 }
@@ -64,12 +64,12 @@ func remnants(found []datapath.Remnant, dryRun bool) []remnant {
 	return all
 }
 
-func printRemnants(env environment, found []datapath.Remnant, dryRun bool) error {
-	if len(found) == 0 {
+func printRemnants(env environment, out *output, found []datapath.Remnant, dryRun bool) error {
+	if len(found) == 0 && out.forPeople() {
 		_, err := fmt.Fprintln(env.stdout, "nothing of weft's is here")
 		return err
 	}
-	t := newTable(env.stdout, "KIND", "OBJECT", "WHAT")
+	t := out.table(env.stdout, "KIND", "OBJECT", "WHAT")
 	for _, r := range found {
 		what := "removed"
 		switch {

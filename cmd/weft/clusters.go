@@ -127,7 +127,7 @@ func clustersGet(env environment, c *clientOptions) *cobra.Command {
 		if out.forPrograms() {
 			return out.object(env.stdout, clusterDetail{api.MetaOf(api.KindCluster), cluster})
 		}
-		p := &statusPrinter{w: env.stdout, now: env.now(), full: true}
+		p := &statusPrinter{w: env.stdout, now: env.now(), ink: env.ink(), full: true}
 		p.cluster(&cluster)
 		return nil
 	})

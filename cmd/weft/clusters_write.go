@@ -56,9 +56,9 @@ type clusterAdd struct {
 
 func clustersAdd(env environment) *cobra.Command {
 	a := new(clusterAdd)
-	var out *format
+	var out *output
 	cmd := newCommand("add NAME", "Try to reach a cluster, and write its config file if that goes well", func(cmd *cobra.Command, args []string) error {
-		return a.run(cmd, env, args[0], *out)
+		return a.run(cmd, env, args[0], out)
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&a.mesh, "clustermesh-config", defaultMeshDir, "`directory` with an etcd client config for each remote cluster")
@@ -72,11 +72,11 @@ func clustersAdd(env environment) *cobra.Command {
 	flags.BoolVar(&a.config.InsecureSkipTLSVerify, "insecure-skip-tls-verify", false, "accept any certificate of the etcd: for tests alone")
 	flags.BoolVar(&a.force, "force", false, "write the config even if the cluster cannot be reached now, or has one already")
 	flags.BoolVar(&a.dryRun, "dry-run", false, "try, and write nothing")
-	out = outputFlag(cmd)
+	out = outputFlags(cmd)
 	return cmd
 }
 
-func (a *clusterAdd) run(cmd *cobra.Command, env environment, name string, out format) error {
+func (a *clusterAdd) run(cmd *cobra.Command, env environment, name string, out *output) error {
 	content, err := a.compose(env, name)
 	if err != nil {
 		return err
@@ -102,8 +102,8 @@ func (a *clusterAdd) run(cmd *cobra.Command, env environment, name string, out f
 		return err
 	}
 	show := func(kvstore.Step) {}
-	if out == formatTable {
-		show = stepPrinter(env.stdout, trial)
+	if out.forPeople() {
+		show = stepPrinter(env.stdout, env.ink(), trial)
 	}
 	a.diagnose(cmd.Context(), &trial, env, show)
 	change.Steps = trial.Steps
@@ -213,22 +213,19 @@ func writeLike(dir, file string, content []byte) error {
 	return os.Rename(f.Name(), file)
 }
 
-func printClusterChange(env environment, out format, change clusterChange) error {
-	if out == formatJSON {
-		return printJSON(env.stdout, change)
-	}
+func printClusterChange(env environment, out *output, change clusterChange) error {
 	text := map[string]string{
 		"added": "is in %s: a running agent follows it by itself", "changed": "is changed in %s: a running agent takes it by itself",
 		"tried": "is not written: %s would be its file", "refused": "is not written to %s: mend what failed, or give --force",
 		"removed": "is removed from %s: a running agent withdraws what it claimed",
 	}[change.Change]
-	_, err := fmt.Fprintf(env.stdout, "cluster %s "+text+"\n", printable(change.Cluster), printable(change.File))
-	return err
+	sentence := fmt.Sprintf("cluster %s "+text, change.Cluster, change.File)
+	return out.result(env.stdout, change, sentence, change.Cluster, change.Change, change.File)
 }
 
 func clustersRemove(env environment) *cobra.Command {
 	var (
-		out *format
+		out *output
 		dir string
 	)
 	cmd := newCommand("remove NAME", "Remove the config file of a cluster", func(_ *cobra.Command, args []string) error {
@@ -248,11 +245,11 @@ func clustersRemove(env environment) *cobra.Command {
 		if err := os.Remove(file); err != nil {
 			return err
 		}
-		return printClusterChange(env, *out, clusterChange{Meta: api.MetaOf(kindClusterChange), Change: "removed", Cluster: args[0], File: file})
+		return printClusterChange(env, out, clusterChange{Meta: api.MetaOf(kindClusterChange), Change: "removed", Cluster: args[0], File: file})
 	})
 	cmd.Aliases = []string{"rm"}
 	cmd.Flags().StringVar(&dir, "clustermesh-config", defaultMeshDir, "`directory` with an etcd client config for each remote cluster")
-	out = outputFlag(cmd)
+	out = outputFlags(cmd)
 	return cmd
 }
 

@@ -25,17 +25,17 @@ type finding struct {
 	Advice string `json:"advice,omitempty"`
 }
 
-var levelMarks = map[datapath.Level]string{datapath.Fine: "✓", datapath.Warning: "!", datapath.Failure: "✗"}
+var levelMarks = map[datapath.Level]mark{datapath.Fine: passed, datapath.Warning: warned, datapath.Failure: failed}
 
 func diagnoseCommand(env environment, c *clientOptions) *cobra.Command {
 	var (
-		output  *format
+		out     *output
 		devices []string
 		port    uint16
 	)
 	cmd := newCommand("diagnose", "Look for what on this machine is in weft's way", func(*cobra.Command, []string) error {
 		found := datapath.Diagnose(datapath.Diagnosis{BPFFS: c.bpffs, Devices: devices, TunnelPort: port})
-		if err := printDiagnosis(env, *output, found); err != nil {
+		if err := printDiagnosis(env, out, found); err != nil {
 			return err
 		}
 		for _, f := range found {
@@ -45,28 +45,33 @@ func diagnoseCommand(env environment, c *clientOptions) *cobra.Command {
 		}
 		return nil
 	})
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	cmd.Flags().Var(&list[string]{&devices, parseDevice, func(s string) string { return s }, "devices", false}, "devices",
 		"`names` of network devices that are to have programs (default: those of the default routes)")
 	cmd.Flags().Uint16Var(&port, "tunnel-port", defaultTunnelPort, "UDP `port` of the overlay")
 	return cmd
 }
 
-func printDiagnosis(env environment, output format, found []datapath.Finding) error {
-	if output == formatJSON {
+func printDiagnosis(env environment, out *output, found []datapath.Finding) error {
+	if out.forPrograms() {
 		items := []finding{}
 		for _, f := range found {
 			items = append(items, finding{string(f.Level), f.Name, f.Detail, f.Advice})
 		}
-		return printJSON(env.stdout, api.List[finding]{Meta: api.MetaOf(kindDiagnosis), Items: items})
+		return out.object(env.stdout, api.List[finding]{Meta: api.MetaOf(kindDiagnosis), Items: items})
 	}
-	t := newTable(env.stdout)
+	t := out.table(env.stdout)
+	t.ink = env.ink()
 	for _, f := range found {
+		if out.format == formatTSV {
+			t.row(string(f.Level), f.Name, f.Detail, f.Advice)
+			continue
+		}
 		text := f.Detail
 		if f.Advice != "" {
 			text += fmt.Sprintf(": %s", f.Advice)
 		}
-		t.row(levelMarks[f.Level], f.Name, text)
+		t.marked(levelMarks[f.Level], f.Name, text)
 	}
 	return t.flush()
 }

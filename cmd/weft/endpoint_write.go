@@ -27,7 +27,7 @@ type endpointFlags struct {
 
 func endpointAdd(env environment, c *clientOptions) *cobra.Command {
 	var (
-		out *format
+		out *output
 		f   endpointFlags
 	)
 	const short = "Add a workload of this node, or change the one of that name"
@@ -39,9 +39,9 @@ func endpointAdd(env environment, c *clientOptions) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return printEndpointChange(env, *out, f.namespace+"/"+args[0], change)
+		return printEndpointChange(env, out, f.namespace+"/"+args[0], change)
 	})
-	out = outputFlag(cmd)
+	out = outputFlags(cmd)
 	f.declare(cmd.Flags())
 	return cmd
 }
@@ -73,7 +73,7 @@ func (f *endpointFlags) spec(name string) api.EndpointSpec {
 
 func endpointRemove(env environment, c *clientOptions) *cobra.Command {
 	var (
-		out       *format
+		out       *output
 		namespace string
 	)
 	cmd := newCommand("remove NAME", "Remove a workload that was added", func(cmd *cobra.Command, args []string) error {
@@ -81,10 +81,10 @@ func endpointRemove(env environment, c *clientOptions) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return printEndpointChange(env, *out, namespace+"/"+args[0], change)
+		return printEndpointChange(env, out, namespace+"/"+args[0], change)
 	})
 	cmd.Aliases = []string{"rm"}
-	out = outputFlag(cmd)
+	out = outputFlags(cmd)
 	cmd.Flags().StringVar(&namespace, "namespace", defaultNamespace, "`name` of its namespace")
 	return cmd
 }
@@ -92,12 +92,8 @@ func endpointRemove(env environment, c *clientOptions) *cobra.Command {
 // defaultNamespace is where workloads are that name no other.
 const defaultNamespace = "default"
 
-func printEndpointChange(env environment, out format, name string, change api.EndpointChange) error {
-	if out == formatJSON {
-		return printJSON(env.stdout, change)
-	}
-	_, err := fmt.Fprintf(env.stdout, "endpoint %s %s\n", printable(name), printable(change.Change))
-	return err
+func printEndpointChange(env environment, out *output, name string, change api.EndpointChange) error {
+	return out.result(env.stdout, change, fmt.Sprintf("endpoint %s %s", name, change.Change), name, change.Change)
 }
 
 // labelFlag is one label of --label.

@@ -86,7 +86,7 @@ type bundle struct {
 
 func gatherCommand(env environment, c *clientOptions) *cobra.Command {
 	var (
-		out       *format
+		out       *output
 		file      string
 		addresses bool
 	)
@@ -97,14 +97,14 @@ func gatherCommand(env environment, c *clientOptions) *cobra.Command {
 		if err := b.write(); err != nil {
 			return err
 		}
-		if *out == formatJSON {
-			return printJSON(env.stdout, b)
+		if out.forPrograms() {
+			return out.object(env.stdout, b)
 		}
-		return b.print(env.stdout)
+		return b.print(env.stdout, out)
 	})
 	cmd.Flags().StringVar(&file, "file", "", "`file` to write (default: weft-TIME.tar.gz in this directory)")
 	cmd.Flags().BoolVar(&addresses, "addresses", false, "with the addresses of workloads, and the flows that the agent remembers")
-	out = outputFlag(cmd)
+	out = outputFlags(cmd)
 	return cmd
 }
 
@@ -234,8 +234,8 @@ func (b *bundle) write() (err error) {
 }
 
 // print says what is in the bundle, so that who hands it on knows.
-func (b *bundle) print(w io.Writer) error {
-	t := newTable(w)
+func (b *bundle) print(w io.Writer, out *output) error {
+	t := out.table(w)
 	for _, item := range b.Items {
 		note := item.Error
 		if note == "" {
@@ -243,7 +243,7 @@ func (b *bundle) print(w io.Writer) error {
 		}
 		t.row(item.File, item.Source, note)
 	}
-	if err := t.flush(); err != nil {
+	if err := t.flush(); err != nil || !out.forPeople() {
 		return err
 	}
 	_, err := fmt.Fprintf(w, "\nAll of it is in %s. Look into it before you hand it on: it has the names of clusters, nodes and labels.\n", printable(b.Path))

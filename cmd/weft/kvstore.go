@@ -28,6 +28,7 @@ const (
 	kindKeyEvent  = "KVStoreEvent"
 	kindLeaseList = "KVStoreLeaseList"
 	kindDeletion  = "KVStoreDeletion"
+	kindWriting   = "KVStoreWriting"
 )
 
 // commandQPS lets a command go at etcd's own pace: unlike an agent, it is one and soon ends.
@@ -168,19 +169,27 @@ func makeKeyName(key string) (text string, raw []byte) {
 
 func kvstoreGet(env environment, o *etcdOptions) *cobra.Command {
 	var (
-		output    *format
+		out       *output
 		recursive bool
 	)
 	cmd := newCommand("get KEY", "Print the value of a key, or of all keys that begin with it", func(cmd *cobra.Command, args []string) error {
 		if err := checkKey(args[0]); err != nil {
 			return err
 		}
-		out := bufio.NewWriter(env.stdout)
+		w := bufio.NewWriter(env.stdout)
+		t := out.table(w)
+		if out.full() {
+			t = out.table(w, "REVISION", "VERSION", "LEASE", "KEY", "VALUE")
+		}
 		show := func(kv kvstore.KV) error {
-			if *output == formatJSON {
-				return printLine(out, makeKey(kv))
+			switch {
+			case out.forPrograms():
+				return out.line(w, makeKey(kv))
+			case out.full():
+				t.row(strconv.FormatInt(kv.Revision, 10), strconv.FormatInt(kv.Version, 10), orDash(hex(uint64(kv.Lease))), kv.Key, string(kv.Value))
+				return nil
 			}
-			_, err := fmt.Fprintf(out, "%s => %s\n", printable(kv.Key), printable(string(kv.Value)))
+			_, err := fmt.Fprintf(w, "%s => %s\n", printable(kv.Key), printable(string(kv.Value)))
 			return err
 		}
 		err := o.do(cmd.Context(), func(ctx context.Context, client *kvstore.Client) error {
@@ -196,9 +205,9 @@ func kvstoreGet(env environment, o *etcdOptions) *cobra.Command {
 			}
 			return show(kv)
 		})
-		return errors.Join(err, out.Flush())
+		return errors.Join(err, t.flush(), w.Flush())
 	})
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	cmd.Flags().BoolVar(&recursive, "recursive", false, "all keys that begin with KEY")
 	return cmd
 }
@@ -224,33 +233,30 @@ func eachKey(ctx context.Context, client *kvstore.Client, prefix string, show fu
 }
 
 func kvstoreList(env environment, o *etcdOptions) *cobra.Command {
-	var output *format
+	var out *output
 	const short = "List the keys that begin with a prefix, without their values"
 	cmd := newCommand("list PREFIX", short, func(cmd *cobra.Command, args []string) error {
 		if err := checkKey(args[0]); err != nil {
 			return err
 		}
-		out := bufio.NewWriter(env.stdout)
-		t := newTable(out)
-		if *output == formatTable {
-			t.row("REVISION", "VERSION", "LEASE", "BYTES", "KEY")
-		}
+		w := bufio.NewWriter(env.stdout)
+		t := out.table(w, "REVISION", "VERSION", "LEASE", "BYTES", "KEY")
 		err := o.do(cmd.Context(), func(ctx context.Context, client *kvstore.Client) error {
 			return eachKey(ctx, client, args[0], func(kv kvstore.KV) error {
-				if *output == formatJSON {
+				if out.forPrograms() {
 					k := makeKey(kv)
 					k.bytesJSON = bytesJSON{}
-					return printLine(out, k)
+					return out.line(w, k)
 				}
 				t.row(strconv.FormatInt(kv.Revision, 10), strconv.FormatInt(kv.Version, 10), orDash(hex(uint64(kv.Lease))),
 					strconv.Itoa(len(kv.Value)), kv.Key)
 				return nil
 			})
 		})
-		return errors.Join(err, t.flush(), out.Flush())
+		return errors.Join(err, t.flush(), w.Flush())
 	})
 	cmd.Aliases = []string{"ls"}
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	return cmd
 }
 
@@ -266,7 +272,7 @@ type eventJSON struct {
 
 func kvstoreWatch(env environment, o *etcdOptions) *cobra.Command {
 	var (
-		output  *format
+		out     *output
 		changes bool
 	)
 	const short = "Print what is below a prefix, and then what happens to it, until interrupted"
@@ -292,14 +298,13 @@ func kvstoreWatch(env environment, o *etcdOptions) *cobra.Command {
 			switch {
 			case changes && !synced:
 				return nil
-			case *output == formatJSON:
-				return printLine(env.stdout, makeEvent(prefix, e))
+			case out.forPrograms():
+				return out.line(env.stdout, makeEvent(prefix, e))
 			}
-			_, err := fmt.Fprintln(env.stdout, eventText(prefix, e))
-			return err
+			return out.result(env.stdout, nil, eventText(prefix, e), e.Kind.String(), strconv.FormatInt(e.Revision, 10), prefix+string(e.Key), string(e.Value))
 		})
 	})
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	cmd.Flags().BoolVar(&changes, "changes-only", false, "leave out what is there at the start")
 	return cmd
 }

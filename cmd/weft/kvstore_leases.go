@@ -7,10 +7,10 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/weftmesh/weft/api"
 	"github.com/weftmesh/weft/kvstore"
 )
 
@@ -23,37 +23,40 @@ type leaseJSON struct {
 }
 
 func kvstoreLeases(env environment, o *etcdOptions) *cobra.Command {
-	var output *format
 	const short = "List the leases and what is left of them: the keys of a lease go when nobody renews it"
-	cmd := newCommand("leases", short, func(cmd *cobra.Command, _ []string) error {
-		leases := []leaseJSON{}
-		err := o.do(cmd.Context(), func(ctx context.Context, client *kvstore.Client) error {
-			infos, err := client.ListLeases(ctx)
-			for _, l := range infos {
-				slices.Sort(l.Keys)
-				leases = append(leases, leaseJSON{
-					ID: hex(uint64(l.ID)), TTL: int64(l.TTL.Seconds()), Granted: int64(l.Granted.Seconds()), Keys: present(l.Keys),
-				})
-			}
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		slices.SortFunc(leases, func(a, b leaseJSON) int { return cmp.Compare(a.ID, b.ID) })
-		if *output == formatJSON {
-			return printJSON(env.stdout, api.List[leaseJSON]{Meta: api.MetaOf(kindLeaseList), Items: leases})
-		}
-		t := newTable(env.stdout, "LEASE", "TTL", "GRANTED", "KEYS", "FIRST KEY")
-		for _, l := range leases {
-			first := "-"
-			if len(l.Keys) > 0 {
-				first = l.Keys[0]
-			}
-			t.row(l.ID, strconv.FormatInt(l.TTL, 10)+"s", strconv.FormatInt(l.Granted, 10)+"s", strconv.Itoa(len(l.Keys)), first)
-		}
-		return t.flush()
+	seconds := func(n int64) string { return strconv.FormatInt(n, 10) + "s" }
+	return listCommand(env, "leases", short, listing[leaseJSON]{
+		kind:  kindLeaseList,
+		fetch: func(ctx context.Context, _ []string) ([]leaseJSON, error) { return o.leases(ctx) },
+		key:   func(l *leaseJSON) string { return l.ID },
+		columns: []column[leaseJSON]{
+			{title: "LEASE", cell: func(l *leaseJSON) string { return l.ID }},
+			{title: "TTL", cell: func(l *leaseJSON) string { return seconds(l.TTL) }},
+			{title: "GRANTED", cell: func(l *leaseJSON) string { return seconds(l.Granted) }},
+			{title: "KEYS", cell: func(l *leaseJSON) string { return strconv.Itoa(len(l.Keys)) }},
+			{title: "FIRST KEY", cell: func(l *leaseJSON) string { return orDash(strings.Join(l.Keys[:min(1, len(l.Keys))], "")) }},
+			{title: "OTHER KEYS", wide: true, cell: func(l *leaseJSON) string { return strings.Join(l.Keys[min(1, len(l.Keys)):], " ") }},
+		},
+		settled: func(l leaseJSON) leaseJSON {
+			l.TTL = 0 // it runs down and is renewed all the time
+			return l
+		},
 	})
-	output = outputFlag(cmd)
-	return cmd
+}
+
+// leases are those of the etcd that the options name, by their ids.
+func (o *etcdOptions) leases(ctx context.Context) ([]leaseJSON, error) {
+	var leases []leaseJSON
+	err := o.do(ctx, func(ctx context.Context, client *kvstore.Client) error {
+		infos, err := client.ListLeases(ctx)
+		for _, l := range infos {
+			slices.Sort(l.Keys)
+			leases = append(leases, leaseJSON{
+				ID: hex(uint64(l.ID)), TTL: int64(l.TTL.Seconds()), Granted: int64(l.Granted.Seconds()), Keys: present(l.Keys),
+			})
+		}
+		return err
+	})
+	slices.SortFunc(leases, func(a, b leaseJSON) int { return cmp.Compare(a.ID, b.ID) })
+	return leases, err
 }

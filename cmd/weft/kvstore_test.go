@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/weftmesh/weft/api"
 	"github.com/weftmesh/weft/internal/testutil"
 	recorded "github.com/weftmesh/weft/internal/testutil/golden"
 	"github.com/weftmesh/weft/kvstore"
@@ -54,11 +55,15 @@ func TestKVStoreReads(t *testing.T) {
 		{"kvstore-get-recursive.json", "get --recursive cilium/ -o json"},
 		{"kvstore-list.txt", "list cilium/state/"},
 		{"kvstore-list.json", "ls cilium/state/ -o json"},
+		{"kvstore-list.tsv", "list cilium/state/ -o tsv --no-headers"},
+		{"kvstore-list.jsonpath", "list cilium/state/ -o jsonpath={.key}"},
+		{"kvstore-get-wide.txt", "get --recursive cilium/ -o wide"},
+		{"kvstore-get.yaml", "get --recursive cilium/ -o yaml"},
 	} {
 		t.Run(tc.golden, func(t *testing.T) {
 			stdout := must(t, env, strings.Fields("kvstore "+tc.args)...)
 			golden(t, tc.golden, stdout)
-			if i := strings.IndexFunc(stdout, func(r rune) bool { return r != '\n' && (r < ' ' || r == 0x7f || r == 0x9b || r == 0x202e) }); i >= 0 {
+			if i := strings.IndexFunc(stdout, func(r rune) bool { return r != '\n' && r != '\t' && (r < ' ' || r == 0x7f || r == 0x9b || r == 0x202e) }); i >= 0 {
 				t.Errorf("the output would drive a terminal: %q", stdout[i:min(i+20, len(stdout))])
 			}
 		})
@@ -108,6 +113,13 @@ func TestKVStoreWrites(t *testing.T) {
 	etcd, env := newKVStore(t)
 	if out := must(t, env, "kvstore", "set", "a/1", "one"); out != "" {
 		t.Errorf("set printed %q", out)
+	}
+	for format, want := range map[string]string{
+		"wide": "", "tsv": "1\n", "jsonpath={.written}": "1\n", "yaml": "apiVersion: " + api.Version + "\nkind: KVStoreWriting\nwritten: 1\n",
+	} {
+		if out := must(t, env, "kvstore", "set", "a/1", "one", "-o", format); out != want {
+			t.Errorf("set -o %s printed %q, want %q", format, out, want)
+		}
 	}
 	if got, ok := etcd.Get(t, "a/1"); !ok || got != "one" {
 		t.Errorf("a/1 is %q, %v", got, ok)

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -22,15 +23,22 @@ import (
 const maxKeyLine = 64 << 20
 
 func kvstoreSet(env environment, o *etcdOptions) *cobra.Command {
-	var from string
+	var (
+		out  *output
+		from string
+	)
 	cmd := newCommand("set", "Write a key, or all keys of a dump, without a lease", func(cmd *cobra.Command, args []string) error {
 		if from == "" {
 			if err := checkKey(args[0]); err != nil {
 				return err
 			}
-			return o.do(cmd.Context(), func(ctx context.Context, client *kvstore.Client) error {
+			err := o.do(cmd.Context(), func(ctx context.Context, client *kvstore.Client) error {
 				return client.Put(ctx, args[0], []byte(args[1]))
 			})
+			if err != nil {
+				return err
+			}
+			return out.result(env.stdout, writing{api.MetaOf(kindWriting), 1}, "", "1") // people need not be told what they said
 		}
 		dump, name := env.stdin, "standard input"
 		if from != "-" {
@@ -49,8 +57,7 @@ func kvstoreSet(env environment, o *etcdOptions) *cobra.Command {
 		if err != nil {
 			return fmt.Errorf("%s written, then: %w", count(written, "key"), err)
 		}
-		_, err = fmt.Fprintf(env.stdout, "%s written\n", count(written, "key"))
-		return err
+		return out.result(env.stdout, writing{api.MetaOf(kindWriting), written}, count(written, "key")+" written", strconv.Itoa(written))
 	})
 	cmd.Use = "set KEY VALUE | set --from FILE"
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -59,8 +66,15 @@ func kvstoreSet(env environment, o *etcdOptions) *cobra.Command {
 		}
 		return cobra.ExactArgs(2)(cmd, args)
 	}
+	out = outputFlags(cmd)
 	cmd.Flags().StringVar(&from, "from", "", "`file` of JSON lines as `weft kvstore get --recursive -o json` prints them; - is the standard input")
 	return cmd
+}
+
+// writing is what came of a write, as JSON.
+type writing struct {
+	api.Meta
+	Written int `json:"written"`
 }
 
 // load writes the keys of a dump, in its order, and returns how many were written.
@@ -113,7 +127,7 @@ type deletion struct {
 
 func kvstoreDelete(env environment, o *etcdOptions) *cobra.Command {
 	var (
-		output    *format
+		out       *output
 		recursive bool
 	)
 	const short = "Delete a key, or all keys that begin with it, and print how many went"
@@ -142,13 +156,9 @@ func kvstoreDelete(env environment, o *etcdOptions) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if *output == formatJSON {
-			return printJSON(env.stdout, result)
-		}
-		_, err = fmt.Fprintf(env.stdout, "%s deleted\n", count(int(result.Deleted), "key"))
-		return err
+		return out.result(env.stdout, result, count(int(result.Deleted), "key")+" deleted", strconv.FormatInt(result.Deleted, 10))
 	})
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	cmd.Flags().BoolVar(&recursive, "recursive", false, "all keys that begin with KEY")
 	return cmd
 }

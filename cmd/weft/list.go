@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/weftmesh/weft/api"
 )
@@ -49,21 +50,20 @@ const minWatchInterval = 100 * time.Millisecond
 // listCommand prints a list once, or, with --watch, goes on with what changes in it.
 func listCommand[T any](env environment, use, short string, l listing[T]) *cobra.Command {
 	var (
-		out      *output
-		watch    bool
-		interval time.Duration
+		out   *output
+		watch *watchFlags
 	)
 	cmd := newCommand(use, short, func(cmd *cobra.Command, args []string) error {
-		if interval < minWatchInterval {
-			return usagef("--interval %s: want at least %s", interval, minWatchInterval)
+		if err := watch.check(); err != nil {
+			return err
 		}
 		items, err := l.fetch(cmd.Context(), args)
 		if err != nil {
 			return err
 		}
-		if watch {
+		if watch.on {
 			w := &listWatch[T]{listing: &l, env: env, out: out, known: make(map[string]known[T])}
-			return w.run(cmd.Context(), args, items, interval)
+			return w.run(cmd.Context(), args, items, watch)
 		}
 		if out.forPrograms() {
 			return out.object(env.stdout, api.List[T]{Meta: api.MetaOf(l.kind), Items: present(items)})
@@ -75,9 +75,47 @@ func listCommand[T any](env environment, use, short string, l listing[T]) *cobra
 		return t.flush()
 	})
 	out = outputFlags(cmd)
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on with what is added, changes or is removed; an object is then a line of JSON")
-	cmd.Flags().DurationVar(&interval, "interval", time.Second, "how often --watch looks, a `duration`")
+	watch = newWatchFlags(cmd.Flags(), "go on with what is added, changes or is removed; an object is then a line of JSON")
 	return cmd
+}
+
+// watchFlags ask a command to go on.
+type watchFlags struct {
+	on       bool
+	interval time.Duration
+}
+
+func newWatchFlags(flags *pflag.FlagSet, usage string) *watchFlags {
+	w := new(watchFlags)
+	flags.BoolVarP(&w.on, "watch", "w", false, usage)
+	flags.DurationVar(&w.interval, "interval", time.Second, "how often --watch looks, a `duration`")
+	return w
+}
+
+func (w *watchFlags) check() error {
+	if w.interval < minWatchInterval {
+		return usagef("--interval %s: want at least %s", w.interval, minWatchInterval)
+	}
+	return nil
+}
+
+// again calls look at every interval. It ends with ctx, or with an error of look.
+func (w *watchFlags) again(ctx context.Context, look func() error) error {
+	ticker := time.NewTicker(w.interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		if err := look(); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+	}
 }
 
 func (c *column[T]) shown(out *output) bool {
@@ -119,28 +157,17 @@ type known[T any] struct {
 }
 
 // run ends with ctx, or when the list cannot be had any more.
-func (w *listWatch[T]) run(ctx context.Context, args []string, items []T, interval time.Duration) error {
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	titles := append([]string{"EVENT"}, w.titles(w.out)...)
-	for {
-		if err := w.compare(titles, items); err != nil {
-			return err
-		}
-		titles = nil
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-		var err error
-		if items, err = w.fetch(ctx, args); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
-		}
+func (w *listWatch[T]) run(ctx context.Context, args []string, items []T, watch *watchFlags) error {
+	if err := w.compare(append([]string{"EVENT"}, w.titles(w.out)...), items); err != nil {
+		return err
 	}
+	return watch.again(ctx, func() error {
+		items, err := w.fetch(ctx, args)
+		if err != nil {
+			return err
+		}
+		return w.compare(nil, items)
+	})
 }
 
 // compare shows what is new in items, and remembers it.

@@ -52,9 +52,10 @@ type environment struct {
 }
 
 func main() {
+	_, onTerminal := terminalOf(os.Stderr)
 	os.Exit(run(environment{
 		ctx: context.Background(), stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, lookup: os.LookupEnv, signals: stopSignals,
-		terminal: isTerminal(os.Stderr), now: time.Now,
+		terminal: onTerminal, now: time.Now,
 	}, os.Args[1:]))
 }
 
@@ -63,11 +64,6 @@ func stopSignals() <-chan os.Signal {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	return signals
-}
-
-func isTerminal(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // run executes one command line and returns the exit code.

@@ -32,7 +32,7 @@ type etcdInitOptions struct {
 	remotes []string
 	shared  bool
 	dry     bool
-	out     *format
+	out     *output
 }
 
 func operatorEtcdInit(env environment) *cobra.Command {
@@ -45,7 +45,7 @@ func operatorEtcdInit(env environment) *cobra.Command {
 	flags.StringSliceVar(&o.remotes, "remote", nil, "`name` of a cluster that may read this one, given for each; users of clusters that are not named are deleted")
 	flags.BoolVar(&o.shared, "shared-user", false, "let clusters also read as the user remote, whose certificate they share")
 	flags.BoolVar(&o.dry, "dry-run", false, "print what would be changed, and change nothing")
-	o.out = outputFlag(cmd)
+	o.out = outputFlags(cmd)
 	return cmd
 }
 
@@ -91,8 +91,8 @@ func (o *etcdInitOptions) run(ctx context.Context, env environment) error {
 
 // print tells what was done. Where all went well and nothing was to be done, it says so.
 func (o *etcdInitOptions) print(env environment, did accessJSON, well bool) error {
-	if *o.out == formatJSON {
-		return printJSON(env.stdout, did)
+	if o.out.forPrograms() {
+		return o.out.object(env.stdout, did)
 	}
 	if did.Warning != "" {
 		complain(env.stderr, errors.New(did.Warning))
@@ -101,6 +101,9 @@ func (o *etcdInitOptions) print(env environment, did accessJSON, well bool) erro
 		if _, err := fmt.Fprintln(env.stdout, printable(x.String())); err != nil {
 			return err
 		}
+	}
+	if !o.out.forPeople() {
+		return nil
 	}
 	last := count(len(did.Changes), "change")
 	switch {

@@ -28,36 +28,6 @@ const (
 	formatJSONPath format = "jsonpath"
 )
 
-func (f *format) String() string { return string(*f) }
-func (f *format) Type() string   { return "format" }
-
-// Set takes the formats of a command that has no others.
-func (f *format) Set(text string) error {
-	switch format(text) {
-	case formatTable, formatJSON:
-		*f = format(text)
-		return nil
-	}
-	return fmt.Errorf("want %s or %s", formatTable, formatJSON)
-}
-
-// outputFlag gives a command the option to print JSON.
-func outputFlag(cmd *cobra.Command) *format {
-	f := formatTable
-	cmd.Flags().VarP(&f, "output", "o", "table, or json: objects with apiVersion and kind")
-	completeOutput(cmd, formatTable, formatJSON)
-	return &f
-}
-
-// completeOutput offers the formats to the shell. The error tells of a flag that does not exist; this one does.
-func completeOutput(cmd *cobra.Command, formats ...format) {
-	var words []cobra.Completion
-	for _, f := range formats {
-		words = append(words, string(f))
-	}
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
-}
-
 // output is how a command prints its result, in every form that there is. It is the value of --output.
 type output struct {
 	format    format
@@ -72,7 +42,10 @@ func outputFlags(cmd *cobra.Command) *output {
 	cmd.Flags().VarP(o, "output", "o", "table, wide (all columns), tsv (these, parted by tabs), json or yaml (objects with apiVersion and "+
 		"kind), or jsonpath=PATH into these")
 	cmd.Flags().BoolVar(&o.noHeaders, "no-headers", false, "leave out the titles of the columns")
-	completeOutput(cmd, formatTable, formatWide, formatTSV, formatJSON, formatYAML, formatJSONPath+"=")
+	// The error tells of a flag that does not exist; this one does.
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{
+		string(formatTable), string(formatWide), string(formatTSV), string(formatJSON), string(formatYAML), string(formatJSONPath) + "=",
+	}, cobra.ShellCompDirectiveNoFileComp))
 	return o
 }
 
@@ -113,6 +86,9 @@ func (o *output) forPrograms() bool {
 	return o.format == formatJSON || o.format == formatYAML || o.format == formatJSONPath
 }
 
+// forPeople: what is printed may have sentences.
+func (o *output) forPeople() bool { return !o.forPrograms() && o.format != formatTSV }
+
 // full: every column is shown.
 func (o *output) full() bool { return o.format == formatWide || o.format == formatTSV }
 
@@ -151,11 +127,27 @@ func (o *output) show(w io.Writer, object any, people func(*table)) error {
 	return t.flush()
 }
 
+// result prints what has become of something: for people a sentence, and nothing if it is empty; as TSV, cells.
+func (o *output) result(w io.Writer, object any, sentence string, cells ...string) error {
+	switch {
+	case o.forPrograms():
+		return o.object(w, object)
+	case o.format == formatTSV:
+		t := o.table(w)
+		t.row(cells...)
+		return t.flush()
+	case sentence == "":
+		return nil
+	}
+	_, err := fmt.Fprintln(w, printable(sentence))
+	return err
+}
+
 // table begins a table in the form that was asked for.
 func (o *output) table(w io.Writer, columns ...string) *table {
 	t := newTable(w)
 	t.bare = o.format == formatTSV
-	if len(columns) > 0 && !o.noHeaders {
+	if len(columns) > 0 && !o.noHeaders && !o.forPrograms() {
 		t.row(columns...)
 	}
 	return t
@@ -192,6 +184,7 @@ type table struct {
 	out  io.Writer
 	w    *tabwriter.Writer
 	bare bool // columns are parted by one tab each, for programs
+	ink  ink
 }
 
 // newTable begins a table with a header; without one if there are no columns.
@@ -212,6 +205,14 @@ func (t *table) row(cells ...string) {
 		return
 	}
 	fmt.Fprintln(t.w, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
+}
+
+// marked prints a row that begins with a mark. Every row of the table must, so that colours do not shift columns.
+func (t *table) marked(m mark, cells ...string) {
+	for i, cell := range cells {
+		cells[i] = printable(cell)
+	}
+	fmt.Fprintln(t.w, t.ink.mark(m)+"\t"+strings.Join(cells, "\t"))
 }
 
 // rows prints values below each other, the first one titled.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -22,6 +23,7 @@ import (
 // statusOptions say what of the status is shown, and when.
 type statusOptions struct {
 	out         *output
+	watch       *watchFlags
 	controllers bool
 	brief       bool
 	wait        bool
@@ -31,20 +33,27 @@ type statusOptions struct {
 func statusCommand(env environment, c *clientOptions) *cobra.Command {
 	o := new(statusOptions)
 	cmd := newCommand("status", "Show how the agent, the clusters it follows and the kernel are", func(cmd *cobra.Command, _ []string) error {
+		if err := o.watch.check(); err != nil {
+			return err
+		}
 		ask := api.NewClient(c.socket).Status
 		if o.wait {
 			ask = o.untilHealthy(ask)
 		}
-		s, err := ask(cmd.Context())
-		if err != nil {
-			return err
+		healthy, err := o.show(cmd.Context(), env, ask)
+		if err == nil && o.watch.on {
+			err = o.watch.again(cmd.Context(), func() (err error) {
+				healthy, err = o.show(cmd.Context(), env, ask)
+				return err
+			})
 		}
-		if err := o.print(env, &s); err != nil || s.Healthy {
+		if err != nil || healthy {
 			return err
 		}
 		return errUnhealthy
 	})
 	o.out = outputFlags(cmd)
+	o.watch = newWatchFlags(cmd.Flags(), "show it again and again: on a terminal in its place, else below each other")
 	flags := cmd.Flags()
 	flags.BoolVar(&o.controllers, "all-controllers", false, "show every part of the agent that runs by itself, too")
 	flags.BoolVar(&o.brief, "brief", false, "show the verdict and the problems alone")
@@ -85,11 +94,40 @@ func (o *statusOptions) untilHealthy(ask func(context.Context) (api.Status, erro
 	}
 }
 
-func (o *statusOptions) print(env environment, s *api.Status) error {
-	if o.out.forPrograms() {
-		return o.out.object(env.stdout, s)
+// show asks once, and prints the answer.
+func (o *statusOptions) show(ctx context.Context, env environment, ask func(context.Context) (api.Status, error)) (healthy bool, err error) {
+	s, err := ask(ctx)
+	if err != nil {
+		return false, err
 	}
-	p := &statusPrinter{w: env.stdout, now: env.now(), s: s}
+	var text bytes.Buffer // so that a terminal is not empty while it is made
+	to := env
+	to.stdout = &text
+	if err := o.print(to, &s, env.ink()); err != nil {
+		return false, err
+	}
+	if o.watch.on && o.out.forPeople() {
+		text.WriteString("\n")
+	}
+	if _, onTerminal := terminalOf(env.stdout); onTerminal && o.watch.on && o.out.forPeople() {
+		_, err = io.WriteString(env.stdout, clearScreen)
+	}
+	if err == nil {
+		_, err = text.WriteTo(env.stdout)
+	}
+	return s.Healthy, err
+}
+
+func (o *statusOptions) print(env environment, s *api.Status, ink ink) error {
+	switch {
+	case o.out.forPrograms() && o.watch.on:
+		return o.out.line(env.stdout, s)
+	case o.out.forPrograms():
+		return o.out.object(env.stdout, s)
+	case o.out.format == formatTSV:
+		return printStatusRows(o.out.table(env.stdout), s)
+	}
+	p := &statusPrinter{w: env.stdout, now: env.now(), ink: ink, s: s, full: o.out.full()}
 	if o.brief {
 		p.health()
 		return nil
@@ -101,12 +139,27 @@ func (o *statusOptions) print(env environment, s *api.Status) error {
 	return nil
 }
 
+// printStatusRows has a row for the verdict, for each problem, and for each cluster.
+func printStatusRows(t *table, s *api.Status) error {
+	t.row("health", healthText(s))
+	for _, problem := range s.Problems {
+		t.row("problem", problem)
+	}
+	for i := range s.Clusters {
+		c := &s.Clusters[i]
+		t.row("cluster", c.Name, c.State, strconv.Itoa(c.Counts.Nodes), strconv.Itoa(c.Counts.IPs), strconv.Itoa(c.Counts.Identities),
+			strconv.Itoa(c.Counts.Services), strconv.FormatInt(c.Revision, 10), strconv.FormatInt(c.Lag, 10))
+	}
+	return t.flush()
+}
+
 // statusPrinter prints a status for people, on one screen.
 type statusPrinter struct {
 	w   io.Writer
 	now time.Time
+	ink ink
 	s   *api.Status
-	// full: one cluster alone is asked for, so there is room for all that is known of it.
+	// full: all that is known of a cluster is asked for, or one cluster alone, so that there is room for it.
 	full bool
 }
 
@@ -127,7 +180,11 @@ func (p *statusPrinter) branch(format string, args ...any) {
 
 // health prints the verdict, and what is wrong.
 func (p *statusPrinter) health() {
-	p.line("Health", "%s", healthText(p.s))
+	text, mood := healthText(p.s), good
+	if !p.s.Healthy {
+		mood = bad
+	}
+	fmt.Fprintln(p.w, fmt.Sprintf("%-*s", statusIndent, "Health:")+p.ink.paint(mood, text))
 	for _, problem := range p.s.Problems {
 		p.branch("%s", problem)
 	}
@@ -249,7 +306,11 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 	if c.Own {
 		name += " (own)"
 	}
-	fmt.Fprintln(p.w, printable(fmt.Sprintf("   %s: %s for %s, %s, %s, %s, %s, %s", name, c.State, age(p.now, c.Since),
+	mood := bad
+	if c.Ready {
+		mood = good
+	}
+	fmt.Fprintln(p.w, "   "+printable(name)+": "+p.ink.paint(mood, printable(c.State))+printable(fmt.Sprintf(" for %s, %s, %s, %s, %s, %s", age(p.now, c.Since),
 		count(c.Counts.Nodes, "node"), count(c.Counts.IPs, "endpoint"), count(c.Counts.Identities, "identity"),
 		count(c.Counts.Services, "service"), count(int(c.Reconnects), "reconnection"))))
 	if len(c.Endpoints) > 0 {

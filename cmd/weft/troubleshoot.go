@@ -37,14 +37,24 @@ type diagnosis struct {
 	Steps   []kvstore.Step `json:"steps"`
 }
 
+// rows has each step that was tried in a row.
+func (r *troubleshooting) rows(t *table) {
+	for i := range r.Items {
+		d := &r.Items[i]
+		for _, s := range d.Steps {
+			t.row(d.Name, s.Endpoint, string(s.Outcome), s.Name, s.Message, s.Advice)
+		}
+	}
+}
+
 func troubleshootCommand(env environment) *cobra.Command {
 	return group("troubleshoot", "Try what does not work, step by step", troubleshootKVStore(env))
 }
 
 func troubleshootKVStore(env environment) *cobra.Command {
 	var (
-		output *format
-		o      *etcdOptions
+		out *output
+		o   *etcdOptions
 	)
 	cmd := newCommand("kvstore", "Try to reach and read the etcds of the mesh, from the config to the keys", func(cmd *cobra.Command, args []string) error {
 		targets, err := o.targets(args)
@@ -54,17 +64,17 @@ func troubleshootKVStore(env environment) *cobra.Command {
 		result := troubleshooting{Meta: api.MetaOf(kindTroubleshooting), Healthy: true, Items: []diagnosis{}}
 		for _, d := range targets {
 			show := func(kvstore.Step) {}
-			if *output == formatTable {
-				show = stepPrinter(env.stdout, d)
+			if out.forPeople() {
+				show = stepPrinter(env.stdout, env.ink(), d)
 			}
 			o.diagnose(cmd.Context(), &d, env, show)
 			result.Healthy = result.Healthy && d.Healthy
 			result.Items = append(result.Items, d)
 		}
-		if *output == formatJSON {
-			err = printJSON(env.stdout, result)
-		} else {
+		if out.forPeople() {
 			err = printVerdict(env.stdout, result.Items)
+		} else {
+			err = out.show(env.stdout, result, result.rows)
 		}
 		if err == nil && !result.Healthy {
 			err = errUnhealthy
@@ -77,7 +87,7 @@ func troubleshootKVStore(env environment) *cobra.Command {
 	cmd.Args = cobra.ArbitraryArgs
 	o = newEtcdOptions(cmd.Flags())
 	cmd.Flags().Lookup("timeout").Usage = "how long each step may take, a `duration`"
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	return cmd
 }
 
@@ -178,10 +188,10 @@ func checkConfig(d *diagnosis, report func(kvstore.Step)) (kvstore.Config, bool)
 	return cfg, step.Outcome == kvstore.StepPassed
 }
 
-var marks = map[kvstore.Outcome]string{kvstore.StepPassed: "✓", kvstore.StepWarning: "!", kvstore.StepFailed: "✗"}
+var marks = map[kvstore.Outcome]mark{kvstore.StepPassed: passed, kvstore.StepWarning: warned, kvstore.StepFailed: failed}
 
 // stepPrinter prints each step as it ends, below a line for the config and one for each endpoint if there are several.
-func stepPrinter(w io.Writer, d diagnosis) func(kvstore.Step) {
+func stepPrinter(w io.Writer, ink ink, d diagnosis) func(kvstore.Step) {
 	title := "cluster " + printable(d.Name)
 	if d.Own {
 		title = "own cluster"
@@ -193,7 +203,7 @@ func stepPrinter(w io.Writer, d diagnosis) func(kvstore.Step) {
 			endpoint = s.Endpoint
 			fmt.Fprintf(w, "  %s\n", printable(endpoint))
 		}
-		fmt.Fprintf(w, "  %s %s: %s\n", marks[s.Outcome], s.Name, printable(s.Message))
+		fmt.Fprintf(w, "  %s %s: %s\n", ink.mark(marks[s.Outcome]), s.Name, printable(s.Message))
 		for _, detail := range s.Details {
 			fmt.Fprintf(w, "      %s\n", printable(detail))
 		}

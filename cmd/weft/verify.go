@@ -18,7 +18,7 @@ const verifyTimeout = 2 * time.Minute
 
 func verifyCommand(env environment, c *clientOptions) *cobra.Command {
 	var (
-		output *format
+		out    *output
 		repair bool
 	)
 	cmd := newCommand("verify", "Compare what the clusters say, what is known and what is in the kernel", func(cmd *cobra.Command, _ []string) error {
@@ -28,24 +28,24 @@ func verifyCommand(env environment, c *clientOptions) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if *output == formatJSON {
-			err = printJSON(env.stdout, v)
+		if out.forPrograms() {
+			err = out.object(env.stdout, v)
 		} else {
-			err = printVerification(env, &v)
+			err = printVerification(env, out, &v)
 		}
 		if err == nil && !v.Clean() {
 			return errUnhealthy
 		}
 		return err
 	})
-	output = outputFlag(cmd)
+	out = outputFlags(cmd)
 	cmd.Flags().BoolVar(&repair, "repair", false, "make right what differs")
 	return cmd
 }
 
-func printVerification(env environment, v *api.Verification) error {
+func printVerification(env environment, out *output, v *api.Verification) error {
 	if len(v.Differences) > 0 {
-		t := newTable(env.stdout, "KIND", "OBJECT", "WANT", "HAVE", "REPAIRED")
+		t := out.table(env.stdout, "KIND", "OBJECT", "WANT", "HAVE", "REPAIRED")
 		for _, d := range v.Differences {
 			repaired := "no"
 			if d.Repaired {
@@ -56,6 +56,9 @@ func printVerification(env environment, v *api.Verification) error {
 		if err := t.flush(); err != nil {
 			return err
 		}
+	}
+	if !out.forPeople() {
+		return nil
 	}
 	_, err := fmt.Fprintf(env.stdout, "%s compared, %s\n", count(v.Compared, "object"), count(len(v.Differences)+v.More, "difference"))
 	return err
