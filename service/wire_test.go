@@ -3,6 +3,7 @@
 package service
 
 import (
+	"bytes"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -85,6 +86,53 @@ func FuzzParseOffer(f *testing.F) {
 		}
 		NewTable().Put(scanned)
 	})
+}
+
+// A slice that is written is byte for byte the one that a real cluster writes, and says all that is known of its endpoints.
+//
+// mechanism: L4
+func TestWrittenSlice(t *testing.T) {
+	w, err := NewSliceWriter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := netip.MustParseAddr
+	s := Slice{
+		Cluster: "east", ClusterID: 1, Service: web, Name: "web-abcde", Ports: []NamedPort{{"http", TCP, 8080}},
+		Endpoints: []SliceEndpoint{{Addr: addr("10.1.1.10"), Ready: true, Serving: true, Node: "east-n1"}},
+	}
+	value, err := w.Marshal(&s)
+	if want := goldenSlice(t); err != nil || !bytes.Equal(value, want) {
+		t.Errorf("%v\n%q\nwant\n%q", err, value, want)
+	}
+	s.Endpoints = []SliceEndpoint{
+		{Addr: addr("fd00::1"), Ready: true, Serving: true, Hostname: "web-0", Node: "n", Zone: "z1", ForZones: []string{"z1", "z2"}},
+		{Addr: addr("fd00::2"), Serving: true, Terminating: true}, {Addr: addr("fd00::3")},
+	}
+	s.Ports = append(s.Ports, NamedPort{"", UDP, 53})
+	if value, err = w.Marshal(&s); err != nil {
+		t.Fatal(err)
+	}
+	o, err := newReader(t).Parse(value)
+	want := Offer{
+		Service: web, Cluster: "east", ClusterID: 1, Slice: "web-abcde", Shared: true, IncludeExternal: true, Backends: []Subset{
+			{Ports: []NamedPort{{"", UDP, 53}, {"http", TCP, 8080}}, Addrs: []netip.Addr{addr("fd00::1")}},
+			{Ports: []NamedPort{{"", UDP, 53}, {"http", TCP, 8080}}, State: Draining, Addrs: []netip.Addr{addr("fd00::2")}},
+		},
+	}
+	if err != nil || !same(&o, &want) {
+		t.Errorf("%v\n%+v\nwant\n%+v", err, o, want)
+	}
+	// What readers pass over is there for those that do not.
+	for _, text := range []string{"web-0", "z1", "z2", "fd00::3", "IPv6"} {
+		if !bytes.Contains(s.message(), []byte(text)) {
+			t.Errorf("%s is not in the message", text)
+		}
+	}
+	s.Endpoints = nil
+	if _, err := w.Marshal(&s); err == nil {
+		t.Error("a slice without endpoints is written")
+	}
 }
 
 // same compares offers, to which it is all one whether a list is empty or not there.

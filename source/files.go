@@ -73,9 +73,6 @@ func (f *Files) Run(ctx context.Context) error {
 	}
 }
 
-// piece is the one piece of backends that a declared service has.
-const piece = ""
-
 // scan looks at the directory.
 func (f *Files) scan(thorough bool) {
 	if !f.dir.Scan(thorough, parseFile) {
@@ -90,7 +87,7 @@ func (f *Files) scan(thorough bool) {
 			continue
 		}
 		there[d.Name] = d.file
-		f.PutBackends(d.Name, piece, d.Backends)
+		f.PutBackends(d.Name, d.Name.Name, d.Backends) // its one piece is called as it is
 		f.PutService(d.Service)
 	}
 	f.Keep(func(name service.Name) bool { _, ok := there[name]; return ok })

@@ -29,9 +29,6 @@ var notLeases = fields.AndSelectors(
 	fields.OneTermNotEqualSelector("metadata.name", "kube-controller-manager"),
 )
 
-// wholeEndpoints is the piece of a service whose backends are Endpoints.
-const wholeEndpoints = "endpoints"
-
 func (k *Kubernetes) putEndpoints(e *corev1.Endpoints) {
 	name := service.Name{Namespace: e.Namespace, Name: e.Name}
 	var (
@@ -45,13 +42,13 @@ func (k *Kubernetes) putEndpoints(e *corev1.Endpoints) {
 	// An address may be in several subsets with different ports.
 	slices.SortStableFunc(backends, func(a, b Backend) int { return a.Addr.Compare(b.Addr) })
 	k.reject("endpoints", name.String(), errors.Join(errs...))
-	k.PutBackends(name, wholeEndpoints, joined(backends))
+	k.PutBackends(name, e.Name, joined(backends))
 }
 
 func (k *Kubernetes) removeEndpoints(e *corev1.Endpoints) {
 	name := service.Name{Namespace: e.Namespace, Name: e.Name}
 	k.reject("endpoints", name.String(), nil)
-	k.RemoveBackends(name, wholeEndpoints)
+	k.RemoveBackends(name, e.Name)
 }
 
 func (k *Kubernetes) replaceEndpoints(all []*corev1.Endpoints) {

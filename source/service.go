@@ -26,6 +26,14 @@ type Service struct {
 	Global bool
 	// Backends are sorted by address, one of each.
 	Backends []Backend
+	// Pieces are the backends as the source has them, sorted by name: an address may be in several.
+	Pieces []Piece
+}
+
+// Piece is a part of a service's backends, such as an EndpointSlice. Its name is its alone in the service's namespace.
+type Piece struct {
+	Name     string
+	Backends []Backend
 }
 
 // Port is where a service listens.

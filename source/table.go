@@ -46,7 +46,7 @@ func (t *Table) PutService(s Service) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.entry(s.Name)
-	s.Backends, s.Global = nil, false
+	s.Backends, s.Pieces, s.Global = nil, nil, false
 	if e.head != nil && sameHead(e.head, &s) {
 		return
 	}
@@ -279,6 +279,7 @@ func (t *Table) whole(e *entry) *Service {
 	s.Global = said || !ok && t.fallback
 	for _, piece := range slices.Sorted(maps.Keys(e.pieces)) {
 		s.Backends = append(s.Backends, e.pieces[piece]...)
+		s.Pieces = append(s.Pieces, Piece{piece, e.pieces[piece]})
 	}
 	slices.SortStableFunc(s.Backends, func(a, b Backend) int { return a.Addr.Compare(b.Addr) })
 	s.Backends = joined(s.Backends)

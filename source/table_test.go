@@ -4,6 +4,7 @@ package source
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -39,6 +40,9 @@ func (w *twin) services(global bool) map[service.Name]Service {
 			}
 		}
 		s.Backends = nil
+		for _, piece := range slices.Sorted(maps.Keys(w.pieces[name])) {
+			s.Pieces = append(s.Pieces, Piece{piece, w.pieces[name][piece]})
+		}
 		for _, b := range byAddr {
 			s.Backends = append(s.Backends, b)
 		}
