@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/weftmesh/weft/kvstore"
+	"github.com/weftmesh/weft/service"
 )
 
 // sweepDelay is how long a key that is not ours may stay: time for the writer, and for a watch that tells late of what the
@@ -33,14 +34,22 @@ type keeper struct {
 	strays  chan struct{} // of capacity 1: something is there that may not be wanted
 
 	mu    sync.Mutex
-	there map[string]int64    // keys in etcd, below the prefix, and when they were written; guarded by mu
-	want  map[string]struct{} // guarded by mu
+	there map[string]int64        // keys in etcd, below the prefix, and when they were written; guarded by mu
+	want  map[string]service.Name // keys that are wanted, and for which service; guarded by mu
+
+	of map[service.Name][]string // the keys of each service; of the goroutine that says what is wanted
+}
+
+// keyValue is a key, relative to the prefix of a keeper, with its value.
+type keyValue struct {
+	key   string
+	value []byte
 }
 
 func newKeeper(t *Term, duty, prefix string) *keeper {
 	k := &keeper{
 		t: t, prefix: prefix, log: t.Log(duty), writer: t.Writer(duty), listed: make(chan struct{}), strays: make(chan struct{}, 1),
-		there: make(map[string]int64), want: make(map[string]struct{}),
+		there: make(map[string]int64), want: make(map[string]service.Name), of: make(map[service.Name][]string),
 	}
 	k.watcher = kvstore.NewWatcher(prefix, k.deliver)
 	return k
@@ -54,37 +63,44 @@ func (k *keeper) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// set wants a key, relative to the prefix, to have a value.
-func (k *keeper) set(key string, value []byte) {
+// assign wants a service to have these keys and no others, and returns how many it had that are to be deleted. A key that
+// another service has had is this one's from now on.
+func (k *keeper) assign(name service.Name, all []keyValue) (deleted int) {
+	before := k.of[name]
+	keys := make([]string, len(all))
 	k.mu.Lock()
-	k.want[key] = struct{}{}
+	for i, kv := range all {
+		keys[i] = kv.key
+		k.want[kv.key] = name
+	}
+	gone := slices.DeleteFunc(before, func(key string) bool { return k.want[key] != name || slices.Contains(keys, key) })
+	stray := false
+	for _, key := range gone {
+		delete(k.want, key)
+		_, there := k.there[key]
+		stray = stray || there // perhaps not as the writer put it
+	}
 	k.mu.Unlock()
-	k.writer.Set(k.prefix+key, value)
-}
-
-// delete wants a key not to exist, and reports whether it was wanted before.
-func (k *keeper) delete(key string) bool {
-	k.mu.Lock()
-	_, wanted := k.want[key]
-	delete(k.want, key)
-	_, there := k.there[key]
-	k.mu.Unlock()
-	k.writer.Delete(k.prefix + key)
-	if there { // perhaps not as the writer put it
+	if k.of[name] = keys; len(keys) == 0 {
+		delete(k.of, name)
+	}
+	for _, kv := range all {
+		k.writer.Set(k.prefix+kv.key, kv.value)
+	}
+	for _, key := range gone {
+		k.writer.Delete(k.prefix + key)
+	}
+	if stray {
 		k.suspect()
 	}
-	return wanted
+	return len(gone)
 }
 
-// retain deletes what is wanted and keep does not name, and returns how many keys that were.
-func (k *keeper) retain(keep func(key string) bool) (deleted int) {
-	k.mu.Lock()
-	wanted := slices.Collect(maps.Keys(k.want))
-	k.mu.Unlock()
-	for _, key := range wanted {
-		if !keep(key) {
-			k.delete(key)
-			deleted++
+// retain deletes the keys of services that keep does not name, and returns how many those were.
+func (k *keeper) retain(keep func(service.Name) bool) (deleted int) {
+	for name := range k.of {
+		if !keep(name) {
+			deleted += k.assign(name, nil)
 		}
 	}
 	return deleted

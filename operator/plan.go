@@ -38,12 +38,12 @@ func PlanServices(ctx context.Context, client *kvstore.Client, cfg ServicesConfi
 	changes, _, _ := cfg.Source.Changes(0)
 	want := make(map[string][]byte)
 	for _, c := range changes {
-		value, ok, err := publishable(c.Service, cfg.ClusterName, cfg.ClusterID)
+		values, err := cfg.publishable(c.Service)
 		if err != nil {
 			return nil, fmt.Errorf("service %s: %w", c.Name, err)
 		}
-		if ok {
-			want[cfg.prefix()+c.Name.String()] = value
+		for _, kv := range values {
+			want[cfg.prefix()+kv.key] = kv.value
 		}
 	}
 	return plan(ctx, client, cfg.prefix(), want, func(kvstore.KV) bool { return true })

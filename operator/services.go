@@ -4,10 +4,8 @@ package operator
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -23,10 +21,14 @@ type ServicesConfig struct {
 	ClusterName string
 	ClusterID   uint32
 	Source      source.Source
+	Form        ServiceForm
+	// Withdrawn: nothing is published in this form, and what was is removed.
+	Withdrawn bool
 }
 
-// Services publishes the cluster's global, shared services: a key for each, and no other key below the cluster's prefix.
-// Before its source has been read for the first time it neither writes nor deletes: what the last leader published stays.
+// Services publishes the cluster's global, shared services in one form: their keys, and no other key below the cluster's
+// prefix. Before its source has been read for the first time it neither writes nor deletes: what the last leader published
+// stays.
 type Services struct {
 	Record
 	cfg ServicesConfig
@@ -42,13 +44,27 @@ func NewServices(cfg ServicesConfig) (*Services, error) {
 	if cfg.ClusterName == "" || cfg.ClusterID == 0 || cfg.Source == nil {
 		return nil, errors.New("operator: services are published by a cluster with a name and a number")
 	}
+	if cfg.Form == nil {
+		return nil, errors.New("operator: services are published in a form")
+	}
 	return &Services{cfg: cfg}, nil
 }
 
-func (s *Services) String() string { return "services" }
+func (s *Services) String() string { return s.cfg.Form.String() }
 
-// Prefix is where the services of a cluster are, with "/" at its end.
-func (c ServicesConfig) prefix() string { return service.StatePrefix + "/" + c.ClusterName + "/" }
+// prefix is where the services of the cluster are, with "/" at its end.
+func (c *ServicesConfig) prefix() string { return c.Form.prefix() + "/" + c.ClusterName + "/" }
+
+// canary is where it stands that all of them are there.
+func (c *ServicesConfig) canary() string { return canaryKey(c.ClusterName, c.Form.prefix()) }
+
+// publishable is what other clusters are told of a service, nil for one that is gone: nothing unless it is global and shared.
+func (c *ServicesConfig) publishable(s *source.Service) ([]keyValue, error) {
+	if s == nil || !s.Global || c.Withdrawn || !exported(s.Annotations) {
+		return nil, nil
+	}
+	return c.Form.values(s, c.ClusterName, c.ClusterID)
+}
 
 // Status tells what is published.
 func (s *Services) Status() DutyStatus {
@@ -144,14 +160,23 @@ func (s *Services) follow(ctx context.Context, k *keeper) error {
 	}
 }
 
-// first removes what an earlier life left, and then declares the services complete.
+// first removes what an earlier life left, and then declares the services complete. Services that are withdrawn are declared
+// nothing: whoever publishes them again must be waited for.
 func (s *Services) first(ctx context.Context, k *keeper) error {
 	deleted, err := k.sweep(ctx)
 	if deleted > 0 {
 		s.edit(func(status *DutyStatus) { status.Deleted += uint64(deleted) })
 	}
-	if err == nil {
-		k.writer.Canary(canaryKey(s.cfg.ClusterName, service.StatePrefix), canaryValue)
+	switch {
+	case err != nil:
+		return err
+	case !s.cfg.Withdrawn:
+		k.writer.Canary(s.cfg.canary(), canaryValue)
+		return nil
+	}
+	kv, there, err := k.t.client.Get(ctx, s.cfg.canary())
+	if err == nil && there {
+		_, err = k.t.Delete(ctx, kv)
 	}
 	return err
 }
@@ -159,94 +184,27 @@ func (s *Services) first(ctx context.Context, k *keeper) error {
 // publish says what should be true of the services that have changed.
 func (s *Services) publish(k *keeper, changes []source.Change, full bool) Outcome {
 	deleted, problems := 0, 0
-	published := make(map[string]bool, len(changes))
+	there := make(map[service.Name]bool, len(changes))
 	for _, c := range changes {
-		key := c.Namespace + "/" + c.Name.Name
-		value, ok, err := publishable(c.Service, s.cfg.ClusterName, s.cfg.ClusterID)
+		there[c.Name] = true
+		values, err := s.cfg.publishable(c.Service)
 		if err != nil {
 			problems++
 			k.log.Warn("service cannot be published", "service", c.Name, "err", err)
 		}
-		if ok {
-			published[key] = true
-			k.set(key, value)
-		} else if k.delete(key) {
-			deleted++
-		}
+		deleted += k.assign(c.Name, values)
 	}
 	if full {
-		deleted += k.retain(func(key string) bool { return published[key] })
+		deleted += k.retain(func(name service.Name) bool { return there[name] })
 	}
 	did := Outcome{Deleted: deleted, Detail: fmt.Sprintf("%d services looked at", len(changes))}
+	if s.cfg.Withdrawn {
+		did.Detail = "off"
+	}
 	if problems > 0 {
 		did.Detail += fmt.Sprintf(", %d cannot be published", problems)
 	}
 	return did
-}
-
-// publishable is what other clusters are told of a service; ok is false where that is nothing.
-func publishable(s *source.Service, cluster string, clusterID uint32) (value []byte, ok bool, err error) {
-	if s == nil || !s.Global {
-		return nil, false, nil
-	}
-	if !exported(s.Annotations) {
-		return nil, false, nil
-	}
-	value, err = json.Marshal(makeService(s, cluster, clusterID))
-	return value, err == nil, err
-}
-
-// exported reports whether the annotations of a service say that other clusters may use its backends. What else they say
-// wrongly is a matter of who serves it here.
-func exported(annotations map[string]string) bool {
-	settings, _ := service.ParseSettings(annotations)
-	return settings.Global && settings.Shared
-}
-
-// makeService is a service as other clusters see it (format.md, A.7): with those backends that are ready, or still serve.
-func makeService(from *source.Service, cluster string, clusterID uint32) service.Service {
-	s := service.Service{
-		Cluster: cluster, ClusterID: clusterID, Namespace: from.Namespace, Name: from.Name.Name, IncludeExternal: true, Shared: true,
-		Labels: present(from.Labels), Selector: present(from.Selector), Frontends: make(map[netip.Addr]service.Ports),
-		Backends: make(map[netip.Addr]service.Ports), Hostnames: make(map[netip.Addr]string), Zones: make(map[netip.Addr]service.Zone),
-	}
-	for _, addr := range from.Addresses {
-		s.Frontends[addr] = wirePorts(from.Ports)
-	}
-	for i := range from.Backends {
-		b := &from.Backends[i]
-		if !b.Usable() {
-			continue
-		}
-		s.Backends[b.Addr] = wirePorts(b.Ports)
-		if b.Hostname != "" {
-			s.Hostnames[b.Addr] = b.Hostname
-		}
-		if b.Zone != "" || len(b.ForZones) > 0 {
-			z := service.Zone{Zone: b.Zone}
-			for _, name := range b.ForZones {
-				z.ForZones = append(z.ForZones, service.ForZone{Name: name})
-			}
-			s.Zones[b.Addr] = z
-		}
-	}
-	return s
-}
-
-// present is a map that is written as one, where there is none, too.
-func present(m map[string]string) map[string]string {
-	if m == nil {
-		return map[string]string{}
-	}
-	return m
-}
-
-func wirePorts(ports []source.Port) service.Ports {
-	made := make(service.Ports, len(ports))
-	for _, p := range ports {
-		made[p.Name] = service.Port{Protocol: p.Protocol.String(), Port: p.Port}
-	}
-	return made
 }
 
 func closed(c <-chan struct{}) bool {

@@ -47,7 +47,7 @@ func (f *fakeSource) global(name string, labels map[string]string) {
 }
 
 func (f *fakeSource) backends(name string, backends ...source.Backend) {
-	f.PutBackends(service.Name{Namespace: "shop", Name: name}, "1", backends)
+	f.PutBackends(service.Name{Namespace: "shop", Name: name}, name+"-1", backends)
 }
 
 func backend(addr string) source.Backend {
@@ -69,7 +69,7 @@ func exports(t testing.TB, from source.Source) func(*Config) {
 
 func mustServices(t testing.TB, from source.Source) *Services {
 	t.Helper()
-	s, err := NewServices(ServicesConfig{ClusterName: "east", ClusterID: 1, Source: from})
+	s, err := NewServices(ServicesConfig{ClusterName: "east", ClusterID: 1, Source: from, Form: WholeServices{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -320,11 +320,11 @@ func TestServicesChaos(t *testing.T) {
 	all, _, _ := from.Changes(0)
 	published := make(map[string]string)
 	for _, c := range all {
-		value, ok, err := publishable(c.Service, "east", 1)
-		if !ok || err != nil {
-			t.Fatalf("%s: %v, %v", c.Name, ok, err)
+		values, err := mustServices(t, from).cfg.publishable(c.Service)
+		if len(values) != 1 || err != nil {
+			t.Fatalf("%s: %d keys, %v", c.Name, len(values), err)
 		}
-		published[c.Name.String()] = string(value)
+		published[values[0].key] = string(values[0].value)
 	}
 	if len(published) != len(want) {
 		t.Fatalf("%d services of %v", len(published), maps.Keys(want))

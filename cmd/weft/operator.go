@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,9 @@ import (
 )
 
 const defaultOperatorSocket = "/run/weft/operator.sock"
+
+// exportServices is the value of --service-export beside those that a cluster says of itself.
+const exportServices = "services"
 
 func operatorCommand(env environment) *cobra.Command {
 	var (
@@ -67,6 +71,7 @@ type operatorOptions struct {
 	kubeconfig           string
 	namespace            string
 	servicesDir          string
+	serviceExport        string
 	exportNodes          bool
 	nodesDir             string
 	globalNamespaces     bool
@@ -101,6 +106,8 @@ func newOperatorOptions(flags *pflag.FlagSet) *operatorOptions {
 		"`name` of the namespace that holds the Lease of --election kubernetes (default: CILIUM_K8S_NAMESPACE of the environment, or default)")
 	o.gc.add(flags)
 	flags.StringVar(&o.servicesDir, "services-dir", "", "`directory` of YAML files that declare services, instead of --kubernetes")
+	flags.StringVar(&o.serviceExport, "service-export", exportServices,
+		"`form` in which services are published: "+exportServices+" (whole), "+identity.SlicesToo+", or "+identity.SlicesOnly+", which no Cilium before 1.20 reads")
 	flags.BoolVar(&o.exportNodes, "export-nodes", false,
 		"with --kubernetes, publish its nodes, those aside that publish themselves, as nodes with an agent do")
 	flags.StringVar(&o.nodesDir, "nodes-dir", "", "`directory` of YAML files that declare nodes to publish, those aside that publish themselves")
@@ -168,6 +175,10 @@ func (c *operatorConfig) check() error {
 		return errors.New("--kubernetes, --services-dir, --nodes-dir: only a cluster of a mesh publishes: give its number with --cluster-id")
 	case c.kubernetes && c.servicesDir != "":
 		return errors.New("--services-dir: services come from there or from --kubernetes: leave one of them out")
+	case !slices.Contains([]string{exportServices, identity.SlicesToo, identity.SlicesOnly}, c.serviceExport):
+		return fmt.Errorf("--service-export %s: want %s, %s or %s", c.serviceExport, exportServices, identity.SlicesToo, identity.SlicesOnly)
+	case c.serviceExport != exportServices && !c.kubernetes && c.servicesDir == "":
+		return fmt.Errorf("--service-export %s: no services are published: give --kubernetes or --services-dir, too", c.serviceExport)
 	case c.exportNodes && !c.kubernetes:
 		return errors.New("--export-nodes: nodes come from the Kubernetes API: give --kubernetes, or --nodes-dir instead")
 	case c.exportNodes && c.nodesDir != "":
@@ -272,10 +283,33 @@ func (d *operatorDaemon) duties() ([]operator.Duty, error) {
 	config, err := operator.NewClusterConfig(operator.ClusterConfigConfig{
 		ClusterName: d.cfg.clusterName, Canaries: canaries, CanaryDelay: d.cfg.canaryDelay,
 		Config: identity.ClusterConfig{ID: uint32(d.cfg.clusterID), Capabilities: identity.Capabilities{
-			SyncedCanaries: true, MaxConnectedClusters: uint32(d.cfg.maxConnectedClusters),
+			SyncedCanaries: true, MaxConnectedClusters: uint32(d.cfg.maxConnectedClusters), EndpointSlicesExportMode: d.cfg.sliceMode(),
 		}},
 	})
 	return append(duties, config), err
+}
+
+// sliceMode is what the cluster says of the form of its services.
+func (c *operatorConfig) sliceMode() string {
+	if c.serviceExport == exportServices {
+		return ""
+	}
+	return c.serviceExport
+}
+
+// serviceForms say how the services of a source are published; forms that are not are withdrawn.
+func (c *operatorConfig) serviceForms(from source.Source) ([]operator.ServicesConfig, error) {
+	sliced, err := operator.NewServiceSlices()
+	if err != nil {
+		return nil, err
+	}
+	whole := operator.ServicesConfig{
+		ClusterName: c.clusterName, ClusterID: uint32(c.clusterID), Source: from,
+		Form: operator.WholeServices{}, Withdrawn: c.serviceExport == identity.SlicesOnly,
+	}
+	parts := whole
+	parts.Form, parts.Withdrawn = sliced, c.serviceExport == exportServices
+	return []operator.ServicesConfig{whole, parts}, nil
 }
 
 // exports publish what is read of Kubernetes, or of files.
@@ -284,13 +318,17 @@ func (d *operatorDaemon) exports() (duties []operator.Duty, err error) {
 		return nil, err
 	}
 	if d.services != nil {
-		services, err := operator.NewServices(operator.ServicesConfig{
-			ClusterName: d.cfg.clusterName, ClusterID: uint32(d.cfg.clusterID), Source: d.services,
-		})
+		forms, err := d.cfg.serviceForms(d.services)
 		if err != nil {
 			return nil, err
 		}
-		duties = append(duties, services)
+		for _, form := range forms {
+			services, err := operator.NewServices(form)
+			if err != nil {
+				return nil, err
+			}
+			duties = append(duties, services)
+		}
 	}
 	switch {
 	case d.cfg.nodesDir != "":

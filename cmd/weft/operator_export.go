@@ -95,9 +95,13 @@ func planExport(ctx context.Context, cfg operatorConfig, timeout time.Duration) 
 	defer cancel()
 	if d.services != nil {
 		reading.Go(func() { _ = d.services.Run(ctx) }) // why it cannot be read is among its problems
-		all, err = operator.PlanServices(ctx, client, operator.ServicesConfig{
-			ClusterName: cfg.clusterName, ClusterID: uint32(cfg.clusterID), Source: d.services,
-		})
+		forms, bad := cfg.serviceForms(d.services)
+		err = bad
+		for i := 0; i < len(forms) && err == nil; i++ {
+			var services []operator.Planned
+			services, err = operator.PlanServices(ctx, client, forms[i])
+			all = slices.Concat(all, services)
+		}
 	}
 	if d.nodes != nil && err == nil {
 		reading.Go(func() { _ = d.nodes.Run(ctx) })

@@ -88,6 +88,12 @@ func TestOperatorOptions(t *testing.T) {
 	if cfg, err = parseOperator(t, map[string]string{"WEFT_NAMESPACE": "weft"}, "--kvstore-config", etcd); err != nil || cfg.elects("kube-system").Namespace != "weft" {
 		t.Errorf("%+v, %v", cfg, err)
 	}
+	for export, want := range map[string]string{"services": "", "endpointslices-only": "endpointslices-only"} {
+		cfg, err := parseOperator(t, nil, "--cluster-name=a", "--cluster-id=1", "--services-dir=/x", "--service-export="+export, "--kvstore-config="+etcd)
+		if err != nil || cfg.sliceMode() != want {
+			t.Errorf("%s: the cluster says that it publishes %q, %v", export, cfg.sliceMode(), err)
+		}
+	}
 	for args, want := range map[string]string{
 		"":                                  "--kvstore-config: name the etcd of the cluster",
 		"--cluster-id 256 --cluster-name a": "--cluster-id 256: want at most 255",
@@ -99,6 +105,9 @@ func TestOperatorOptions(t *testing.T) {
 		"--cluster-id 1 --cluster-name a --kubernetes --services-dir /x":             "--services-dir: services come from there or from --kubernetes",
 		"--cluster-id 1 --cluster-name a --export-nodes":                             "--export-nodes: nodes come from the Kubernetes API",
 		"--cluster-id 1 --cluster-name a --kubernetes --export-nodes --nodes-dir /x": "--nodes-dir: nodes come from there or with --export-nodes",
+
+		"--service-export both":                "--service-export both: want services, services-and-endpointslices or endpointslices-only",
+		"--service-export endpointslices-only": "--service-export endpointslices-only: no services are published",
 
 		"--canary-delay=-1s":                                                          "--canary-delay -1s: want 0 or more",
 		"--kubeconfig /x":                                                             "--kubeconfig: it is read with --kubernetes or --election kubernetes alone",
@@ -216,10 +225,16 @@ func TestOperatorExport(t *testing.T) {
 		}
 		golden(t, name, stdout)
 	}
+	// In slices alone, what was published whole is to go.
+	code, stdout, stderr := weft(t, nil, append(args, "--service-export", "endpointslices-only")...)
+	if words := strings.Join(strings.Fields(stdout), " "); code != exitOK || !strings.HasPrefix(words, "ACTION KEY delete cilium/state/services/v1/east/shop/old "+
+		"create cilium/state/endpointslices/v1/east/shop/web ") {
+		t.Errorf("exit code %d, stderr %q, stdout\n%s", code, stderr, stdout)
+	}
 	if _, ok := etcd.Get(t, "cilium/state/services/v1/east/shop/web"); ok {
 		t.Error("something was written")
 	}
-	code, _, stderr := weft(t, nil, "operator", "export", "--dry-run", "--cluster-name", "east", "--cluster-id", "1", "--kvstore-config", config,
+	code, _, stderr = weft(t, nil, "operator", "export", "--dry-run", "--cluster-name", "east", "--cluster-id", "1", "--kvstore-config", config,
 		"--services-dir", filepath.Join(dir, "none"), "--timeout", "3s")
 	if code != exitNot || !strings.Contains(stderr, "service files: not read yet") || !strings.Contains(stderr, "no such file or directory") {
 		t.Errorf("exit code %d, stderr %q", code, stderr)
