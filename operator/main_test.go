@@ -22,8 +22,8 @@ const testTimeout = 60 * time.Second
 
 func TestMain(m *testing.M) {
 	if of := os.Getenv(replicaEnv); of != "" {
-		endpoint, name, _ := strings.Cut(of, " ")
-		if err := runReplica(endpoint, name); err != nil {
+		of := strings.Fields(of)
+		if err := runReplica(of[0], of[1], of[2]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
