@@ -14,7 +14,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 
 	"github.com/weftmesh/weft/bpf"
 )
@@ -28,13 +27,14 @@ type Remnant struct {
 }
 
 // Cleanup removes everything that is provably weft's from the network namespace of the calling thread and from below a BPF
-// file system, and returns what that was, in order, and what it left. With dryRun it removes nothing. The error wraps
-// [ErrInUse] while an agent runs.
+// file system, and returns what that was, in order, and what it left. With dryRun it removes nothing. Root may clean up
+// behind an agent that ran as another user. The error wraps [ErrInUse] while an agent runs.
 func Cleanup(bpffs string, dryRun bool) ([]Remnant, error) {
 	if err := checkPrivileges(); err != nil {
 		return nil, err
 	}
 	c := &cleaner{dryRun: dryRun}
+	of := owner{uid: os.Geteuid()}
 	path := filepath.Join(bpffs, pinDirName)
 	switch _, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist): // what lies elsewhere may still be there
@@ -43,7 +43,7 @@ func Cleanup(bpffs string, dryRun bool) ([]Remnant, error) {
 	case checkBPFFS(path) != nil:
 		return nil, fmt.Errorf("%w: %s is a directory of another kind: is --bpffs right?", ErrBPFFS, path)
 	default:
-		if err := ownedByUs(path); err != nil {
+		if of, err = ownerOf(path); err != nil {
 			return nil, err
 		}
 		dir, err := lockPinDir(path)
@@ -59,25 +59,18 @@ func Cleanup(bpffs string, dryRun bool) ([]Remnant, error) {
 	}
 	defer h.Close()
 	c.host = h
-	steps := []func() error{c.links, c.filters, c.routes, c.overlay, c.services, c.programs, c.maps, c.directories}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return c.found, err
+	err = of.run(func() error {
+		for _, step := range []func() error{c.links, c.filters, c.routes, c.overlay, c.services, c.programs, c.maps, c.directories} {
+			if err := step(); err != nil {
+				return err
+			}
 		}
+		return nil
+	})
+	if err == nil && c.dir != nil {
+		c.directory(c.dir.path)
 	}
-	return c.found, nil
-}
-
-// ownedByUs returns an error unless path is a directory of this user.
-func ownedByUs(path string) error {
-	var st unix.Stat_t
-	if err := unix.Lstat(path, &st); err != nil {
-		return explain("look at "+path, err)
-	}
-	if uid := os.Geteuid(); st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != uid {
-		return fmt.Errorf("%w: %s is not a directory of uid %d: run weft as its owner", ErrBPFFS, path, uid)
-	}
-	return nil
+	return c.found, err
 }
 
 // cleaner removes step by step: what works on packets first, what that needs after it.
@@ -295,26 +288,30 @@ func notOurMap(path, name string, spec *ebpf.CollectionSpec) string {
 	return "weft pins nothing of this name"
 }
 
-// directories removes those that are empty by now.
+// directories removes those in the directory of pins.
 func (c *cleaner) directories() error {
 	if c.dir == nil {
 		return nil
 	}
-	kept := slices.ContainsFunc(c.found, func(r Remnant) bool { return r.Kept != "" && strings.HasPrefix(r.Object, c.dir.path) })
-	for _, path := range []string{c.dir.file(pinLinksDir), c.dir.file(pinProgramsDir), c.dir.file(pinQdiscsDir), c.dir.file(pinServicesDir), c.dir.path} {
-		if _, err := os.Lstat(path); err != nil {
-			continue
-		}
-		if kept && path == c.dir.path {
-			c.keep("directory", path, "something in it is kept")
-			continue
-		}
-		c.remove("directory", path, func() error {
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-			return nil
-		})
+	for _, name := range []string{pinLinksDir, pinProgramsDir, pinQdiscsDir, pinServicesDir} {
+		c.directory(c.dir.file(name))
 	}
 	return nil
+}
+
+// directory removes one that exists and is empty by now.
+func (c *cleaner) directory(path string) {
+	if _, err := os.Lstat(path); err != nil {
+		return
+	}
+	if slices.ContainsFunc(c.found, func(r Remnant) bool { return r.Kept != "" && strings.HasPrefix(r.Object, path+"/") }) {
+		c.keep("directory", path, "something in it is kept")
+		return
+	}
+	c.remove("directory", path, func() error {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	})
 }

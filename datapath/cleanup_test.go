@@ -35,7 +35,7 @@ func (h *testHost) snapshot() []string {
 			if name, _, ok := strings.Cut(line, ": <"); ok {
 				line = name
 			}
-			all = append(all, args+": "+strings.TrimSpace(line))
+			all = append(all, args+": "+strings.TrimSpace(strings.ReplaceAll(line, " linkdown", "")))
 		}
 	}
 	err := filepath.WalkDir(h.cfg.BPFFS, func(path string, d fs.DirEntry, err error) error {

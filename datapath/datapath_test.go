@@ -390,7 +390,7 @@ func copyOfThis(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join("/tmp", fmt.Sprintf("weft-datapath-test-%d-%s", os.Getpid(), t.Name()))
+	file := filepath.Join("/tmp", fmt.Sprintf("weft-datapath-test-%d-%s", os.Getpid(), strings.ReplaceAll(t.Name(), "/", "-")))
 	if err := os.WriteFile(file, exe, 0o755); err != nil {
 		t.Fatal(err)
 	}

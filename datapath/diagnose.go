@@ -116,30 +116,31 @@ func (e *examiner) pins() {
 		return
 	}
 	path := filepath.Join(e.BPFFS, pinDirName)
+	of, ownErr := ownerOf(path)
 	switch _, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
 		e.fine("bpffs", "%s, no agent has run", e.BPFFS)
 	case errors.Is(err, fs.ErrPermission):
-		e.warn("bpffs", "this user may not look into "+e.BPFFS, "run this as the agent's user")
+		e.warn("bpffs", "this user may not look into "+e.BPFFS, "run this as root, or as the agent's user")
 	case err != nil:
 		e.fail("bpffs", err.Error(), "")
-	case ownedByUs(path) != nil:
-		e.warn("bpffs", strings.TrimPrefix(ownedByUs(path).Error(), ErrBPFFS.Error()+": "), "")
+	case ownErr != nil:
+		e.warn("bpffs", strings.TrimPrefix(ownErr.Error(), ErrBPFFS.Error()+": "), "")
 	default:
-		e.lock(path)
+		e.lock(path, of)
 	}
 }
 
-func (e *examiner) lock(path string) {
+func (e *examiner) lock(path string, of owner) {
 	dir, err := lockPinDir(path)
 	switch {
 	case errors.Is(err, ErrInUse):
-		e.fine("bpffs", "%s, an agent runs", path)
+		e.fine("bpffs", "%s of uid %d, an agent runs", path, of.uid)
 	case err != nil:
 		e.warn("bpffs", err.Error(), "")
 	default:
 		_ = dir.Close()
-		e.fine("bpffs", "%s, no agent runs", path)
+		e.fine("bpffs", "%s of uid %d, no agent runs", path, of.uid)
 	}
 }
 

@@ -111,7 +111,7 @@ func ownDirectory(path string) error {
 		return fmt.Errorf("%w: %s is not a directory: remove it", ErrBPFFS, path)
 	}
 	if uid := os.Geteuid(); int(st.Uid) != uid {
-		return fmt.Errorf("%w: %s belongs to uid %d, and weft runs as %d: remove it, or run weft as its owner",
+		return fmt.Errorf("%w: %s belongs to uid %d, and weft runs as %d: run it as its owner, or take it away with `weft cleanup` as root",
 			ErrBPFFS, path, st.Uid, uid)
 	}
 	if st.Mode&0o777 != 0o700 {

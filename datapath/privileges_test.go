@@ -15,8 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/weftmesh/weft/identity"
@@ -41,79 +41,153 @@ func TestCapabilitiesSuffice(t *testing.T) {
 		}
 		return
 	}
-	modes := []string{"", "yes"}
-	if !hasTCX() {
-		modes = modes[1:]
+	for mode, withoutTCX := range podModes() {
+		t.Run(mode, func(t *testing.T) {
+			h := newTestHost(t)
+			n := h.startNobody(t, "^TestCapabilitiesSuffice$", withoutTCX)
+			h.wantLinks("eth0")
+			before, p := h.seen(t), h.startProbe()
+			p.wait(50)
+			p.check(before, 131329)
+			var st unix.Stat_t
+			if err := unix.Stat(h.cfg.BPFFS+"/weft/ipcache", &st); err != nil || st.Uid != 65534 || st.Mode&0o777 != 0o600 {
+				t.Errorf("pin: uid %d mode %o, %v, want 65534 and 600", st.Uid, st.Mode, err)
+			}
+			n.in.Close()
+			if err := n.cmd.Wait(); err != nil || strings.Contains(n.out.String(), "result:") {
+				t.Errorf("as nobody with two capabilities: %v\n%s", err, n.out.String())
+			}
+			if _, err := os.Stat(h.cfg.BPFFS + "/weft"); err == nil {
+				t.Error("cleanup as nobody left the pins")
+			}
+			if left := h.routes("119"); len(left) != 0 {
+				t.Errorf("cleanup as nobody left %v", left)
+			}
+		})
+	}
+}
+
+// Root cleans up behind an agent of another user, who can trick him into nothing: what the user has no right to stays.
+//
+// lesson: A8
+func TestRootCleansUpBehindAnyUser(t *testing.T) {
+	for mode, withoutTCX := range podModes() {
+		t.Run(mode, func(t *testing.T) {
+			h := newTestHost(t)
+			h.ip("link add eth1 type veth peer name x1")
+			if err := os.Chown(h.cfg.BPFFS, 65534, 65534); err != nil {
+				t.Fatal(err)
+			}
+			before := h.snapshot()
+			n := h.startNobody(t, "^TestCapabilitiesSuffice$", withoutTCX)
+			if _, err := h.cleanup(false); !errors.Is(err, ErrInUse) {
+				t.Errorf("while an agent runs: %v, want ErrInUse", err)
+			}
+			wantFinding(t, h.diagnose(Diagnosis{BPFFS: h.cfg.BPFFS}), Fine, "bpffs", "of uid 65534, an agent runs")
+			if err := n.cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = n.cmd.Wait() // it was killed
+			wantFinding(t, h.diagnose(Diagnosis{BPFFS: h.cfg.BPFFS}), Fine, "bpffs", "of uid 65534, no agent runs")
+
+			weft, roots := h.cfg.BPFFS+"/weft", h.cfg.BPFFS+"/roots"
+			if err := errors.Join(os.Mkdir(roots, 0o700), os.Rename(weft+"/programs", roots+"/programs"),
+				os.Symlink(roots+"/programs", weft+"/programs"), os.Chown(roots, 0, 0)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := h.cleanup(false); !errors.Is(err, ErrPrivileges) {
+				t.Errorf("with a link to where the user may not go: %v, want ErrPrivileges", err)
+			}
+			if left := listDir(t, roots+"/programs"); len(left) != 2 {
+				t.Errorf("of what the user may not reach %v is left, want two programs", left)
+			}
+			if err := errors.Join(os.Remove(weft+"/programs"), os.Rename(roots+"/programs", weft+"/programs"), os.Remove(roots)); err != nil {
+				t.Fatal(err)
+			}
+
+			shown, err := h.cleanup(true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			removed, err := h.cleanup(false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(shown, removed); diff != "" || len(removed) == 0 {
+				t.Errorf("shown and removed (-shown +removed):\n%s", diff)
+			}
+			testutil.Eventually(t, patience, func() error { // the kernel detaches links whose last pin went in its own time
+				if diff := cmp.Diff(before, h.snapshot()); diff != "" {
+					return fmt.Errorf("left or lost (-before +after):\n%s", diff)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// nobody is an agent in a process of uid 65534, which ends with its standard input.
+type nobody struct {
+	cmd *exec.Cmd
+	in  io.Closer
+	out strings.Builder // read after the end
+}
+
+// startNobody runs a test of this binary as an agent of uid 65534 on the host, which the test is told by agentEnv, and waits
+// until the kernel has what it brings.
+func (h *testHost) startNobody(t *testing.T, test string, withoutTCX bool) *nobody {
+	t.Helper()
+	h.filterMode = withoutTCX
+	if err := errors.Join(os.Chmod(filepath.Dir(h.cfg.BPFFS), 0o755), os.Chown(h.cfg.BPFFS, 65534, 65534)); err != nil {
+		t.Fatal(err)
 	}
 	capabilities := []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN}
 	if olderThan(kernelRelease(), "5.11") {
 		// Without the first, the verifier forbids what the programs do with pointers; the second is for the memory of maps.
 		capabilities = append(capabilities, unix.CAP_PERFMON, unix.CAP_SYS_RESOURCE)
 	}
-	for _, withoutTCX := range modes {
-		h := newTestHost(t)
-		h.filterMode = withoutTCX != ""
-		if err := errors.Join(os.Chmod(filepath.Dir(h.cfg.BPFFS), 0o755), os.Chown(h.cfg.BPFFS, 65534, 65534)); err != nil {
-			t.Fatal(err)
-		}
-		cmd := exec.Command(copyOfThis(t), "-test.run=^TestCapabilitiesSuffice$", "-test.v")
-		cmd.Dir = "/"
-		cmd.Env = append(os.Environ(), agentEnv+"="+h.cfg.BPFFS, cgroupEnv+"="+testutil.NewCgroup(t).Path(), withoutTCXEnv+"="+withoutTCX)
-		cmd.SysProcAttr = &syscall.SysProcAttr{
-			Credential:  &syscall.Credential{Uid: 65534, Gid: 65534},
-			AmbientCaps: capabilities,
-			Pdeathsig:   syscall.SIGKILL,
-		}
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var out strings.Builder
-		cmd.Stdout, cmd.Stderr = &out, &out
-		h.ns.Do(t, func() { err = cmd.Start() })
-		if err != nil {
-			t.Fatal(err)
-		}
-		ready := h.cfg.BPFFS + "/weft/ipcache"
-		failed := func() error {
-			if _, err := os.Stat(ready); err != nil {
-				return err
-			}
-			if len(h.entries()) != 1 || len(h.routes("119")) != 1 {
-				return fmt.Errorf("entries %v, routes %v", h.entries(), h.routes("119"))
-			}
-			if _, err := os.Stat(h.cfg.BPFFS + "/weft/services/weft_connect4-link"); err != nil {
-				return err
-			}
-			return nil
-		}
-		for deadline := time.Now().Add(patience); failed() != nil; {
-			if time.Now().After(deadline) {
-				in.Close()
-				_ = cmd.Wait()
-				t.Fatalf("as nobody with two capabilities: %v\n%s", failed(), out.String())
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		h.wantLinks("eth0")
-		before, p := h.seen(t), h.startProbe()
-		p.wait(50)
-		p.check(before, 131329)
-		var st unix.Stat_t
-		if err := unix.Stat(ready, &st); err != nil || st.Uid != 65534 || st.Mode&0o777 != 0o600 {
-			t.Errorf("pin: uid %d mode %o, %v, want 65534 and 600", st.Uid, st.Mode, err)
-		}
-		in.Close()
-		if err := cmd.Wait(); err != nil || strings.Contains(out.String(), "result:") {
-			t.Errorf("as nobody with two capabilities: %v\n%s", err, out.String())
-		}
-		if _, err := os.Stat(h.cfg.BPFFS + "/weft"); err == nil {
-			t.Error("cleanup as nobody left the pins")
-		}
-		if left := h.routes("119"); len(left) != 0 {
-			t.Errorf("cleanup as nobody left %v", left)
-		}
+	n := &nobody{cmd: exec.Command(copyOfThis(t), "-test.run="+test, "-test.v")}
+	n.cmd.Dir = "/"
+	n.cmd.Env = append(os.Environ(), agentEnv+"="+h.cfg.BPFFS, cgroupEnv+"="+testutil.NewCgroup(t).Path())
+	if withoutTCX {
+		n.cmd.Env = append(n.cmd.Env, withoutTCXEnv+"=yes")
 	}
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential:  &syscall.Credential{Uid: 65534, Gid: 65534},
+		AmbientCaps: capabilities,
+		Pdeathsig:   syscall.SIGKILL,
+	}
+	var err error
+	if n.in, err = n.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	n.cmd.Stdout, n.cmd.Stderr = &n.out, &n.out
+	h.ns.Do(t, func() { err = n.cmd.Start() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // before the BPF file system goes
+		n.in.Close()
+		if n.cmd.ProcessState == nil {
+			_ = n.cmd.Process.Kill()
+			_ = n.cmd.Wait()
+		}
+		if t.Failed() {
+			t.Logf("the agent of nobody said:\n%s", n.out.String())
+		}
+	})
+	testutil.Eventually(t, patience, func() error {
+		for _, pin := range []string{"ipcache", "services/weft_connect4-link"} {
+			if _, err := os.Stat(h.cfg.BPFFS + "/weft/" + pin); err != nil {
+				return err
+			}
+		}
+		if len(h.entries()) != 1 || len(h.routes("119")) != 1 {
+			return fmt.Errorf("entries %v, routes %v", h.entries(), h.routes("119"))
+		}
+		return nil
+	})
+	return n
 }
 
 // runUntilEOF runs a datapath in the namespace of the process until its standard input ends, then cleans up.

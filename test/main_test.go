@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/weftmesh/weft/internal/testutil"
 )
 
@@ -30,6 +32,10 @@ func run(m *testing.M) int {
 			return 1
 		}
 		defer os.RemoveAll(dir)
+		if err := os.Chmod(dir, 0o755); err != nil { // for agents of other users
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
 		bin := filepath.Join(dir, "weft")
 		build := exec.Command("go", "build", "-o", bin, "../cmd/weft")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -49,6 +55,7 @@ func run(m *testing.M) int {
 type host struct {
 	clustermesh, endpoints, bpffs, socket string
 	nodeIP                                string
+	uid                                   int // of the agent
 }
 
 func newHost(t *testing.T) host {
@@ -110,6 +117,10 @@ func (h host) start(t *testing.T, cluster string, id int, flags ...string) *agen
 	}, flags...)...)}
 	a.cmd.Stdout, a.cmd.Stderr = log, log
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if h.uid != 0 {
+		a.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(h.uid), Gid: uint32(h.uid)}
+		a.cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN}
+	}
 	if err := a.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
