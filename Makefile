@@ -18,10 +18,12 @@ DEBS := \
 	etcd-server=3.4.23-4+b4 \
 	gcc=4:12.2.0-3 \
 	iproute2=6.1.0-3 \
+	iputils-ping=3:20221126-1+deb12u1 \
 	libbpf-dev=1:1.1.2-0+deb12u1 \
 	libc6-dev=2.36-9+deb12u14 \
 	linux-libc-dev=6.1.192-2 \
 	llvm-19=1:19.1.7-3~deb12u1 \
+	openssl=3.0.22-1~deb12u2 \
 	prometheus=2.42.0+ds-5+deb12u1
 
 # Packages that only `make test-kernels` and `make test-packages` need.

@@ -4,10 +4,14 @@ package main
 
 import (
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -241,5 +245,53 @@ func TestDocumentedLinks(t *testing.T) {
 	}
 	if found == 0 {
 		t.Error("no document has a link")
+	}
+}
+
+// statusTexts are the problems that status can name, as their functions of package api write them, with … for what varies.
+func statusTexts(t *testing.T, file string) (texts []string) {
+	t.Helper()
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(parsed, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || len(call.Args) == 0 {
+			return true
+		}
+		name, isAdd := call.Fun.(*ast.Ident)
+		format, isText := call.Args[0].(*ast.BasicLit)
+		if !isAdd || name.Name != "add" || !isText {
+			return true
+		}
+		text, err := strconv.Unquote(format.Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A cause is appended where there is one: because(…).
+		text = regexp.MustCompile(`([^ ])%s$`).ReplaceAllString(text, "$1")
+		texts = append(texts, regexp.MustCompile(`%[a-z]`).ReplaceAllString(text, "…"))
+		return true
+	})
+	return texts
+}
+
+// Every problem that the status can name has a row in the operator's manual.
+func TestDocumentedProblems(t *testing.T) {
+	operations, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"../../api/status.go", "../../api/operator.go"} {
+		texts := statusTexts(t, file)
+		if len(texts) < 4 {
+			t.Errorf("%s: %d problems found: are they added in another way now?", file, len(texts))
+		}
+		for _, text := range texts {
+			if !strings.Contains(string(operations), "| `"+text+"` |") {
+				t.Errorf("docs/operations.md has no row for %q of %s", text, file)
+			}
+		}
 	}
 }
