@@ -288,6 +288,10 @@ func (d *Datapath) Run(ctx context.Context) error {
 		programs: programs,
 		attacher: attacher,
 		achieved: sync.OnceFunc(d.achieved),
+		changed:  make(chan struct{}, 1),
+	}
+	if d.cfg.Pods != nil {
+		k.neighbours = &neighbourNews{}
 	}
 	return k.run(ctx)
 }

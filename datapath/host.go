@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -51,6 +53,7 @@ type device struct {
 	Role     role
 	MTU      int
 	Kind     string // of the kernel: "veth", "bridge"; "" or "device" for hardware
+	Master   int    // the index of the device that it is a port of; 0: none
 }
 
 // devices lists all devices except loopback.
@@ -61,7 +64,7 @@ func (h *host) devices() ([]device, error) {
 		all = all[:0]
 		for _, l := range links {
 			if a := l.Attrs(); a.Flags&net.FlagLoopback == 0 {
-				dev := device{Name: a.Name, Index: a.Index, Ethernet: a.EncapType == "ether", MTU: a.MTU, Kind: l.Type()}
+				dev := device{Name: a.Name, Index: a.Index, Ethernet: a.EncapType == "ether", MTU: a.MTU, Kind: l.Type(), Master: a.MasterIndex}
 				if isOverlay(l) {
 					dev.Role = roleOverlay
 				}
@@ -226,37 +229,57 @@ func dump(doing string, list func() error) error {
 // watchBuffer is the receive buffer of the watch, in bytes. What overruns it is not lost: an overrun is a change.
 const watchBuffer = 1 << 20
 
-// watch is a netlink socket that hears of changes of links, addresses, routes, qdiscs and filters.
+// watch is a netlink socket that hears of changes of links, addresses, routes, qdiscs and filters, and of neighbours that
+// matter.
 type watch struct {
-	socket *nl.NetlinkSocket
+	socket     *nl.NetlinkSocket
+	neighbours *neighbourNews
 }
 
-// openWatch opens the network namespace of the calling thread.
-func openWatch() (*watch, error) {
-	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_TC)
+// openWatch opens the network namespace of the calling thread. Without neighbours, it does not hear of those.
+func openWatch(neighbours *neighbourNews) (*watch, error) {
+	groups := []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_TC}
+	if neighbours != nil {
+		groups = append(groups, unix.RTNLGRP_NEIGH)
+	}
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...)
 	if err != nil {
 		return nil, explain("subscribe to netlink events", err)
 	}
 	if err := socket.SetReceiveBufferSize(watchBuffer, true); err != nil {
 		_ = socket.SetReceiveBufferSize(watchBuffer, false)
 	}
-	return &watch{socket: socket}, nil
+	return &watch{socket: socket, neighbours: neighbours}, nil
 }
 
-// run marks changed, a channel of capacity one, at every message, and at every overrun of the socket: what was missed is
-// found by reading everything. It returns nil after ctx ended and Close was called, and an error when the socket broke.
+// run marks changed, a channel of capacity one, at every message that matters, and at every overrun of the socket: what was
+// missed is found by reading everything. It returns nil after ctx ended and Close was called, and an error when the socket
+// broke.
 func (w *watch) run(ctx context.Context, changed chan<- struct{}) error {
 	for {
-		_, _, err := w.socket.Receive()
+		messages, _, err := w.socket.Receive()
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR):
 			return fmt.Errorf("netlink events: %w", err)
 		}
-		mark(changed)
+		if err != nil || slices.ContainsFunc(messages, w.matters) {
+			mark(changed)
+		}
 	}
+}
+
+// matters reports whether there may be something to do. That a neighbour is forgotten says nothing of where it is.
+func (w *watch) matters(m syscall.NetlinkMessage) bool {
+	switch m.Header.Type {
+	case unix.RTM_NEWNEIGH:
+		return w.neighbours.hear(m.Data)
+	case unix.RTM_DELNEIGH:
+		return false
+	}
+	return true
 }
 
 func (w *watch) Close() { w.socket.Close() }

@@ -231,7 +231,7 @@ func TestWatchSurvivesOverrun(t *testing.T) {
 	h := newTestHost(t)
 	var w *watch
 	var err error
-	h.ns.Do(t, func() { w, err = openWatch() })
+	h.ns.Do(t, func() { w, err = openWatch(nil) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,6 +41,9 @@ type keeper struct {
 	attacher attacher
 	achieved func()
 
+	changed    chan struct{}  // of capacity one: there may be something to do
+	neighbours *neighbourNews // nil without pods
+
 	swept   bool // with routing mode none: old routes of ours are gone
 	overlay int  // the index of the overlay's device; 0: there is none
 
@@ -67,7 +70,7 @@ func (k *keeper) drifted(kind string, n int) {
 // run checks everything at once, then at every change that the kernel or the table of nodes tells of, and at intervals.
 // It returns an error where waiting cannot help: the kernel lacks a feature, or this process a privilege.
 func (k *keeper) run(ctx context.Context) error {
-	changed := make(chan struct{}, 1)
+	changed := k.changed
 	broken := make(chan error, 1)
 	var stop func()
 	defer func() {
@@ -80,7 +83,7 @@ func (k *keeper) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		var watchErr error
 		if stop == nil {
-			stop, watchErr = startWatch(ctx, changed, broken)
+			stop, watchErr = k.startWatch(ctx, broken)
 		}
 		nodes := k.datapath.cfg.Nodes.Changed()
 		var pods <-chan struct{} // nil: never
@@ -168,8 +171,8 @@ func (k *keeper) intact() bool {
 
 // startWatch subscribes to changes in the network namespace of the calling thread. stop ends the subscription and waits
 // for its goroutine.
-func startWatch(ctx context.Context, changed chan<- struct{}, broken chan<- error) (stop func(), err error) {
-	w, err := openWatch()
+func (k *keeper) startWatch(ctx context.Context, broken chan<- error) (stop func(), err error) {
+	w, err := openWatch(k.neighbours)
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +180,7 @@ func startWatch(ctx context.Context, changed chan<- struct{}, broken chan<- erro
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := w.run(ctx, changed); err != nil {
+		if err := w.run(ctx, k.changed); err != nil {
 			broken <- err
 		}
 	}()
@@ -267,7 +270,8 @@ func (k *keeper) choose(existing []device, defaults map[int]bool) (wanted, stick
 // checkDevices gives the devices their programs. lost: pods are missing theirs, and are to be looked for again.
 func (k *keeper) checkDevices(existing []device, defaults map[int]bool) (devices []DeviceStatus, lost bool, err error) {
 	wanted, sticky, err := k.choose(existing, defaults)
-	wanted, sticky, pods := k.wantedPods(wanted, sticky, existing)
+	wanted, sticky, pods, podsErr := k.wantedPods(wanted, sticky, existing)
+	err = errors.Join(err, podsErr)
 	attachErr := k.checkPods(pods, func() (err error) {
 		devices, err = k.attacher.sync(wanted, sticky)
 		return err

@@ -5,13 +5,10 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/weftmesh/weft/bpf"
 )
@@ -46,6 +43,7 @@ func (c PodCheck) setting() bpf.PodCheck {
 type podPlan struct {
 	devices  []device // each once
 	keys     map[bpf.PodKey]bool
+	have     map[bpf.PodKey]uint32 // what the pods' map has
 	missing  []MissingPod
 	complete bool
 }
@@ -55,11 +53,12 @@ var podKinds = []string{"veth", "tuntap", "netkit"}
 
 // planPods finds the devices of this node's pods among the existing ones, other than those in taken, which have programs
 // for other reasons.
-func (k *keeper) planPods(existing, taken []device) podPlan {
-	plan := podPlan{keys: map[bpf.PodKey]bool{}}
+func (k *keeper) planPods(existing, taken []device, have map[bpf.PodKey]uint32) podPlan {
+	plan := podPlan{keys: map[bpf.PodKey]bool{}, have: have}
 	addresses, complete := k.datapath.cfg.Pods.Addresses()
 	plan.complete = complete
-	finder := podFinder{host: k.host, existing: existing, taken: taken}
+	finder := newPodFinder(k.host, existing, taken, have)
+	settled := k.neighbours.read()
 	for _, addr := range addresses {
 		dev, err := finder.find(addr)
 		if err != nil {
@@ -72,6 +71,9 @@ func (k *keeper) planPods(existing, taken []device) podPlan {
 		}
 		plan.keys[bpf.MakePodKey(dev.Index, addr)] = true
 	}
+	if settled(finder.found) {
+		mark(k.changed)
+	}
 	slices.SortFunc(plan.missing, func(a, b MissingPod) int { return a.Address.Compare(b.Address) })
 	return plan
 }
@@ -80,7 +82,25 @@ func (k *keeper) planPods(existing, taken []device) podPlan {
 type podFinder struct {
 	host            *host
 	existing, taken []device
-	ports           map[int]map[string]int // by bridge and hardware address
+	last            map[netip.Addr]int // where pods were before, by the indexes of devices
+	bridges         map[int]*bridgeView
+	found           neighbourhood // behind bridges
+}
+
+// bridgeView is what the kernel knows of who is behind a bridge.
+type bridgeView struct {
+	hardware map[netip.Addr]string
+	ports    map[string]int
+}
+
+func newPodFinder(h *host, existing, taken []device, have map[bpf.PodKey]uint32) *podFinder {
+	f := &podFinder{
+		host: h, existing: existing, taken: taken, last: map[netip.Addr]int{}, bridges: map[int]*bridgeView{}, found: newNeighbourhood(),
+	}
+	for key := range have {
+		f.last[key.Addr()] = int(key.IfIndex)
+	}
+	return f
 }
 
 // find returns the device on the host's side of the pod with an address: the one that the route to it leads to, or where
@@ -95,10 +115,7 @@ func (f *podFinder) find(addr netip.Addr) (device, error) {
 		return device{}, err
 	}
 	if dev.Kind == "bridge" {
-		if index, err = f.port(dev, addr); err != nil {
-			return device{}, err
-		}
-		if dev, err = f.device(index); err != nil {
+		if dev, err = f.behind(dev, addr); err != nil {
 			return device{}, err
 		}
 	}
@@ -120,66 +137,69 @@ func (f *podFinder) device(index int) (device, error) {
 	return device{}, fmt.Errorf("the route to it leads to the device of index %d, which has just come or gone", index)
 }
 
-// port returns the port of a bridge that leads to an address.
-func (f *podFinder) port(bridge device, addr netip.Addr) (int, error) {
-	family := netlink.FAMILY_V4
-	if addr.Is6() {
-		family = netlink.FAMILY_V6
-	}
-	hardware := ""
-	err := dump("list neighbours", func() error {
-		list, err := f.host.handle.NeighList(bridge.Index, family)
-		for _, n := range list {
-			if ip, ok := netip.AddrFromSlice(n.IP); ok && ip.Unmap() == addr && len(n.HardwareAddr) > 0 {
-				hardware = n.HardwareAddr.String()
-			}
-		}
-		return err
-	})
+// behind returns the port of a bridge that leads to an address. Bridges forget who is silent: then it is the port that it was
+// last.
+func (f *podFinder) behind(bridge device, addr netip.Addr) (device, error) {
+	index, unknown, err := f.port(bridge, addr)
 	if err != nil {
-		return 0, err
+		return device{}, err
 	}
-	if hardware == "" {
-		return 0, fmt.Errorf("behind bridge %s nobody has answered for it yet", bridge.Name)
+	if unknown == nil {
+		return f.device(index)
 	}
-	if f.ports[bridge.Index] == nil {
-		if err := f.readPorts(bridge.Index); err != nil {
-			return 0, err
-		}
+	if dev, err := f.device(f.last[addr]); err == nil && dev.Master == bridge.Index {
+		return dev, nil
 	}
-	index, ok := f.ports[bridge.Index][hardware]
-	if !ok {
-		return 0, fmt.Errorf("bridge %s does not know the port of %s", bridge.Name, hardware)
+	// The answer is a change that the kernel tells of.
+	if err := f.host.callNeighbour(bridge.Index, addr); err != nil {
+		return device{}, fmt.Errorf("%w, and: %w", unknown, err)
 	}
-	return index, nil
+	return device{}, unknown
 }
 
-// readPorts reads which hardware addresses are behind which ports of a bridge.
-func (f *podFinder) readPorts(bridge int) error {
-	ports := map[string]int{}
-	err := dump("list the addresses behind a bridge", func() error {
-		list, err := f.host.handle.NeighList(0, unix.AF_BRIDGE)
-		for _, n := range list {
-			if n.MasterIndex == bridge && n.State&unix.NUD_PERMANENT == 0 { // the permanent ones are the ports' own
-				ports[n.HardwareAddr.String()] = n.LinkIndex
-			}
-		}
-		return err
-	})
-	if f.ports == nil {
-		f.ports = map[int]map[string]int{}
+// port returns the port behind which a bridge has learnt an address to be, or why it is unknown.
+func (f *podFinder) port(bridge device, addr netip.Addr) (index int, unknown, err error) {
+	view, err := f.view(bridge)
+	if err != nil {
+		return 0, nil, err
 	}
-	f.ports[bridge] = ports
-	return err
+	hardware := view.hardware[addr]
+	f.found.hardware[addr] = hardware
+	if hardware == "" {
+		return 0, fmt.Errorf("behind bridge %s nobody has answered for it yet", bridge.Name), nil
+	}
+	index, ok := view.ports[hardware]
+	f.found.ports[behindBridge{bridge.Index, hardware}] = index
+	if !ok {
+		return 0, fmt.Errorf("bridge %s does not know the port of %s", bridge.Name, hardware), nil
+	}
+	return index, nil, nil
+}
+
+func (f *podFinder) view(bridge device) (*bridgeView, error) {
+	if view := f.bridges[bridge.Index]; view != nil {
+		return view, nil
+	}
+	hardware, err := f.host.hardwareAddresses(bridge.Index)
+	if err != nil {
+		return nil, err
+	}
+	ports, err := f.host.learntPorts(bridge.Index)
+	if err != nil {
+		return nil, err
+	}
+	f.bridges[bridge.Index] = &bridgeView{hardware, ports}
+	return f.bridges[bridge.Index], nil
 }
 
 // wantedPods adds the devices of pods to those that are to have programs. While not all pods are known, the devices that
 // have their programs keep them.
-func (k *keeper) wantedPods(wanted, sticky, existing []device) (_, _ []device, plan podPlan) {
+func (k *keeper) wantedPods(wanted, sticky, existing []device) (_, _ []device, plan podPlan, err error) {
+	have, err := k.podEntries()
 	if k.datapath.cfg.Pods == nil {
-		return wanted, sticky, plan
+		return wanted, sticky, podPlan{have: have, complete: true}, err // of a life with pods
 	}
-	plan = k.planPods(existing, wanted)
+	plan = k.planPods(existing, wanted, have)
 	if !plan.complete {
 		sticky = slices.Clone(sticky)
 		for _, dev := range existing {
@@ -187,37 +207,44 @@ func (k *keeper) wantedPods(wanted, sticky, existing []device) (_, _ []device, p
 			sticky = append(sticky, dev)
 		}
 	}
-	return append(slices.Clone(wanted), plan.devices...), sticky, plan
+	return append(slices.Clone(wanted), plan.devices...), sticky, plan, err
 }
 
-// podChanges are the entries of the pods' map that are to be set and removed.
-func (k *keeper) podChanges(plan podPlan) (add, remove []bpf.PodKey, err error) {
-	if k.datapath.cfg.Pods == nil {
-		plan.complete = true // of a life with pods
-	}
-	add = slices.Collect(maps.Keys(plan.keys))
+// podEntries reads the pods' map.
+func (k *keeper) podEntries() (map[bpf.PodKey]uint32, error) {
+	have := map[bpf.PodKey]uint32{}
 	var key bpf.PodKey
 	var value uint32
 	entries := k.maps[bpf.MapPods].Iterate()
 	for entries.Next(&key, &value) {
-		switch {
-		case plan.keys[key] && value == bpf.PodValue:
-			add = slices.DeleteFunc(add, func(a bpf.PodKey) bool { return a == key })
-		case !plan.keys[key] && plan.complete:
+		have[key] = value
+	}
+	if err := entries.Err(); err != nil {
+		return have, fmt.Errorf("read map %s: %w", bpf.MapPods, err)
+	}
+	return have, nil
+}
+
+// changes are the entries of the pods' map that are to be set and removed.
+func (p *podPlan) changes() (add, remove []bpf.PodKey) {
+	for key := range p.keys {
+		if p.have[key] != bpf.PodValue {
+			add = append(add, key)
+		}
+	}
+	for key := range p.have {
+		if !p.keys[key] && p.complete {
 			remove = append(remove, key)
 		}
 	}
-	if err := entries.Err(); err != nil {
-		return nil, nil, fmt.Errorf("read map %s: %w", bpf.MapPods, err)
-	}
-	return add, remove, nil
+	return add, remove
 }
 
 // checkPods makes the pods' map what it should be around attach, which gives the devices their programs: no packet of a
 // pod meets a program that does not know its address.
 func (k *keeper) checkPods(plan podPlan, attach func() error) error {
-	add, remove, err := k.podChanges(plan)
-	errs := []error{err}
+	add, remove := plan.changes()
+	var errs []error
 	drift := 0
 	for _, key := range add {
 		if k.leftPods[key] {
@@ -244,8 +271,8 @@ func (k *keeper) checkPods(plan podPlan, attach func() error) error {
 }
 
 // comparePods notes what checkPods would change of the map.
-func (k *keeper) comparePods(report *Report, plan podPlan, names map[int]string) error {
-	add, remove, err := k.podChanges(plan)
+func comparePods(report *Report, plan podPlan, names map[int]string) {
+	add, remove := plan.changes()
 	report.Compared += len(plan.keys)
 	name := func(key bpf.PodKey) string { return fmt.Sprintf("%v at %s", key.Addr(), names[int(key.IfIndex)]) }
 	for _, key := range add {
@@ -254,7 +281,6 @@ func (k *keeper) comparePods(report *Report, plan podPlan, names map[int]string)
 	for _, key := range remove {
 		report.add(Difference{Kind: KindPod, Object: name(key), Want: "absent", Have: "allowed as a source"})
 	}
-	return err
 }
 
 // publishPods splits the devices of pods from the others, and puts them into the status.

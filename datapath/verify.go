@@ -277,10 +277,11 @@ func (k *keeper) compare() (Report, error) {
 	if err != nil {
 		return report, err
 	}
-	devices, sticky, pods := k.wantedPods(devices, sticky, existing)
-	if err := k.comparePods(&report, pods, names); err != nil {
+	devices, sticky, pods, err := k.wantedPods(devices, sticky, existing)
+	if err != nil {
 		return report, err
 	}
+	comparePods(&report, pods, names)
 	links, err := k.attacher.compare(devices, sticky)
 	if err != nil {
 		return report, err
