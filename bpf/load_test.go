@@ -84,7 +84,11 @@ func TestLoadWithTwoCapabilities(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, spec := range []*ebpf.CollectionSpec{spec, services} {
+		translation, err := LoadTranslation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, spec := range []*ebpf.CollectionSpec{spec, services, translation} {
 			coll, err := ebpf.NewCollection(spec)
 			if err != nil {
 				var refused *ebpf.VerifierError

@@ -104,7 +104,7 @@ type ReverseKey struct {
 
 // AffinityKey is the key of MapAffinity: struct affinity_key in lib/service.h.
 type AffinityKey struct {
-	Client     uint64 // cookie of the network namespace
+	Client     uint64 // cookie of the network namespace, or hash of the address
 	Service    uint32
 	Generation uint32 // of the service
 }

@@ -57,86 +57,22 @@ static __always_inline bool serves(const struct bpf_sock_addr *ctx)
 	return ctx->protocol == PROTOCOL_TCP || ctx->protocol == PROTOCOL_UDP;
 }
 
-/* Tells user space, once in a while, of a service that refuses. */
-static __always_inline void
-tell_refusal(struct service *service, const struct words *frontend)
-{
-	__u64 now = bpf_ktime_get_ns();
-	struct event *event;
-
-	if (service->told_ns && now - service->told_ns < REFUSAL_INTERVAL_NS)
-		return;
-	event = bpf_ringbuf_reserve(&weft_refusals, sizeof(*event), 0);
-	if (!event)
-		return;
-	service->told_ns = now;
-	__builtin_memset(event, 0, sizeof(*event));
-	event->ktime_ns = now;
-	event->dst_port = __builtin_bswap16(port_of(frontend));
-	event->family = family_of(frontend);
-	event->protocol = frontend->w[2] >> 16;
-	event->direction = DIRECTION_EGRESS;
-	event->verdict = VERDICT_NO_BACKEND;
-	event->daddr.d1 = frontend->w[0];
-	event->daddr.d2 = frontend->w[1];
-	bpf_ringbuf_submit(event, 0);
-}
-
 /* There is no backend. ECONNREFUSED as far as the kernel lets a program say it,
  * which it does since Linux 6.1; before, user space replaces the call, and it is
  * EPERM. */
 static __always_inline int
 refuse(struct service *service, const struct words *frontend)
 {
-	__sync_fetch_and_add(&service->refused, 1);
-	tell_refusal(service, frontend);
+	note_refusal(service, frontend);
 	bpf_set_retval(-SERVICE_ECONNREFUSED);
 	return 0;
-}
-
-/* The backend that the client was given last, if that is not too long ago, or a
- * new one, which is then the one that it was given. */
-static __always_inline __u64
-choose_affine(struct bpf_sock_addr *ctx, struct service *service, __u64 number)
-{
-	const struct backend *backend;
-	struct affinity *kept;
-	struct {
-		__u64 client, service;
-	} key; /* a struct affinity_key */
-	struct {
-		__u64 backend, used_ns;
-	} fresh; /* a struct affinity */
-	__u64 now = bpf_ktime_get_ns();
-	__u64 seconds = READ_ONCE(service->affinity);
-	__u64 chosen;
-
-	key.client = bpf_get_netns_cookie(ctx);
-	key.service = (number & 0xffffffff) | (__u64)service->generation << 32;
-	kept = bpf_map_lookup_elem(&weft_affinity, &key);
-	if (kept && now - kept->used_ns < seconds * 1000000000ULL) {
-		chosen = READ_ONCE(kept->backend);
-		if (kept_backend(chosen, READ_ONCE(kept->generation), number)) {
-			kept->used_ns = now;
-			return chosen;
-		}
-	}
-	chosen = draw_backend(service, key.client);
-	backend = backend_of(chosen);
-	if (!backend)
-		return 0;
-	fresh.backend = chosen | (__u64)backend->generation << 32;
-	fresh.used_ns = now;
-	if (chosen)
-		bpf_map_update_elem(&weft_affinity, &key, &fresh, BPF_ANY);
-	return chosen;
 }
 
 static __always_inline __u64
 choose(struct bpf_sock_addr *ctx, struct service *service, __u64 number)
 {
 	if (READ_ONCE(service->affinity))
-		return choose_affine(ctx, service, number);
+		return affine_backend(service, number, bpf_get_netns_cookie(ctx));
 	return draw_backend(service, bpf_get_socket_cookie(ctx));
 }
 

@@ -78,6 +78,11 @@ func measureBudget(t *testing.T, who string) {
 	}
 	measureBudgetOf(t, who, spec, bpf.AllPrograms())
 	measureBudgetOf(t, who, services, bpf.ServicePrograms[:])
+	translation, err := bpf.LoadTranslation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	measureBudgetOf(t, who, translation, bpf.TranslationPrograms[:])
 }
 
 func measureBudgetOf(t *testing.T, who string, spec *ebpf.CollectionSpec, programs []bpf.Program) {

@@ -257,7 +257,7 @@ load(struct __sk_buff *skb, __u32 off, __u32 end, void *to, __u32 len)
 
 /* Fills in ports, or type and code, and TCP flags, as far as they are there:
  * the transport header is in [off, end). */
-static __noinline void
+static __noinline __attribute__((unused)) void
 describe_transport(struct __sk_buff *skb, __u32 off, __u32 end,
 		   struct event *event)
 {

@@ -89,7 +89,7 @@ struct backend {
 
 /* Who asks, for what. */
 struct affinity_key {
-	__u64 client; /* cookie of the network namespace */
+	__u64 client; /* cookie of the network namespace, or hash of the address */
 	__u32 service;
 	__u32 generation; /* of the service */
 };
@@ -275,26 +275,110 @@ kept_backend(__u32 number, __u32 generation, __u32 service)
 	       READ_ONCE(backend->service) == service;
 }
 
+/* The number of the backend at a place among the slots of a choice: draw says where,
+ * as a part of 2^32, and further how many slots behind that. 0: there is none. */
+static __always_inline __u64
+backend_at(__u64 choice, __u64 draw, __u32 further)
+{
+	__u64 count = choice >> CHOICE_COUNT_SHIFT & CHOICE_COUNT_MASK;
+	const __u32 *pair;
+	__u64 slot, at;
+
+	if (!count)
+		return 0;
+	slot = draw * count >> 32;
+	if (further)
+		slot = (slot + further) % count;
+	slot += choice & 0xffffffff;
+	at = slot >> 1;
+	pair = bpf_map_lookup_elem(&weft_slots, &at);
+	if (!pair)
+		return 0;
+	return slot & 1 ? READ_ONCE(pair[1]) : READ_ONCE(pair[0]);
+}
+
 /* The number of a backend for a new flow. With Maglev, the same seed gets the
  * same backend on every node; else chance decides. */
 static __always_inline __u64
 draw_backend(const struct service *service, __u64 seed)
 {
 	__u64 choice = READ_ONCE(service->choice);
-	__u64 count = choice >> CHOICE_COUNT_SHIFT & CHOICE_COUNT_MASK;
-	const __u32 *pair;
-	__u64 draw, at;
+	__u64 draw;
 
-	if (!count)
-		return 0;
 	if (choice & CHOICE_MAGLEV)
 		draw = mix(seed) >> 32;
 	else
 		draw = bpf_get_prandom_u32();
-	draw = (choice & 0xffffffff) + (draw * count >> 32);
-	at = draw >> 1;
-	pair = bpf_map_lookup_elem(&weft_slots, &at);
-	if (!pair)
+	return backend_at(choice, draw, 0);
+}
+
+/* The backend that the client was given last, if that is not too long ago, or a
+ * new one, which is then the one that it was given. */
+static __always_inline __u64
+affine_backend(struct service *service, __u64 number, __u64 client)
+{
+	const struct backend *backend;
+	struct affinity *kept;
+	struct {
+		__u64 client, service;
+	} key; /* a struct affinity_key */
+	struct {
+		__u64 backend, used_ns;
+	} fresh; /* a struct affinity */
+	__u64 now = bpf_ktime_get_ns();
+	__u64 seconds = READ_ONCE(service->affinity);
+	__u64 chosen;
+
+	key.client = client;
+	key.service = (number & 0xffffffff) | (__u64)service->generation << 32;
+	kept = bpf_map_lookup_elem(&weft_affinity, &key);
+	if (kept && now - kept->used_ns < seconds * 1000000000ULL) {
+		chosen = READ_ONCE(kept->backend);
+		if (kept_backend(chosen, READ_ONCE(kept->generation), number)) {
+			kept->used_ns = now;
+			return chosen;
+		}
+	}
+	chosen = draw_backend(service, client);
+	backend = backend_of(chosen);
+	if (!backend)
 		return 0;
-	return draw & 1 ? READ_ONCE(pair[1]) : READ_ONCE(pair[0]);
+	fresh.backend = chosen | (__u64)backend->generation << 32;
+	fresh.used_ns = now;
+	if (chosen)
+		bpf_map_update_elem(&weft_affinity, &key, &fresh, BPF_ANY);
+	return chosen;
+}
+
+/* Tells user space, once in a while, of a service that refuses. */
+static __always_inline void
+tell_refusal(struct service *service, const struct words *frontend)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct event *event;
+
+	if (service->told_ns && now - service->told_ns < REFUSAL_INTERVAL_NS)
+		return;
+	event = bpf_ringbuf_reserve(&weft_refusals, sizeof(*event), 0);
+	if (!event)
+		return;
+	service->told_ns = now;
+	__builtin_memset(event, 0, sizeof(*event));
+	event->ktime_ns = now;
+	event->dst_port = __builtin_bswap16(port_of(frontend));
+	event->family = family_of(frontend);
+	event->protocol = frontend->w[2] >> 16;
+	event->direction = DIRECTION_EGRESS;
+	event->verdict = VERDICT_NO_BACKEND;
+	event->daddr.d1 = frontend->w[0];
+	event->daddr.d2 = frontend->w[1];
+	bpf_ringbuf_submit(event, 0);
+}
+
+/* Counts that there was no backend for a flow, and tells of it. */
+static __always_inline void
+note_refusal(struct service *service, const struct words *frontend)
+{
+	__sync_fetch_and_add(&service->refused, 1);
+	tell_refusal(service, frontend);
 }

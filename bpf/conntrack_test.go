@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+)
+
+// destination sends a request and returns where it went; the zero AddrPort if it was dropped.
+func (k *translator) destination(t testing.TB, s scene, request segment) netip.AddrPort {
+	t.Helper()
+	ret, out := k.run(t, ToBackend, request.frame())
+	if ret == dropped {
+		return netip.AddrPort{}
+	}
+	for _, to := range append(s.backends[:], s.frontend) {
+		if bytes.Equal(out, request.to(to).frame()) {
+			return to
+		}
+	}
+	t.Fatalf("returned %d, %x", int32(ret), out)
+	return netip.AddrPort{}
+}
+
+const (
+	flagFIN, flagSYN, flagRST, flagACK = 0x01, 0x02, 0x04, 0x10
+)
+
+// flagged is a packet with flags of TCP.
+func (w segment) flagged(flags uint8) segment { w.flags = flags; return w }
+
+// TestFlowsKeepTheirBackend: as long as a flow goes on, it goes to the backend that it was given, which depends on its ends
+// alone. When the service gives that backend up, TCP goes on with it and UDP moves on.
+//
+// mechanism: H8
+func TestFlowsKeepTheirBackend(t *testing.T) {
+	eachScene(t, func(t *testing.T, s scene) {
+		k := loadTranslator(t)
+		service := &testService{}
+		k.serve(t, service, s.protocol, s.frontend, s.backends[:]...)
+		given := map[uint16]netip.AddrPort{}
+		count := map[netip.AddrPort]int{}
+		of := func(port uint16) segment {
+			w := s.request()
+			w.src = netip.AddrPortFrom(s.client.Addr(), port)
+			return w
+		}
+		const first, last = 1000, 1300
+		for port := uint16(first); port < last; port++ {
+			given[port] = k.destination(t, s, of(port))
+			count[given[port]]++
+			answer := s.reply().from(given[port]).flagged(flagSYN | flagACK)
+			answer.dst = of(port).src
+			k.want(t, ToClient, answer.frame(), answer.from(s.frontend).frame())
+		}
+		for _, b := range s.backends {
+			if count[b] < 50 {
+				t.Errorf("%v was given %d of 300 flows", b, count[b])
+			}
+		}
+		// A map that is lost, as with another version of weft: each gets on with its own.
+		for key := range k.entries(t) {
+			if err := k.Maps[MapConntrack].Delete(key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for port := uint16(first); port < last; port++ {
+			if got := k.destination(t, s, of(port).flagged(flagACK)); got != given[port] {
+				t.Fatalf("port %d: %v after the conntrack was lost, %v before", port, got, given[port])
+			}
+			answer := s.reply().from(given[port]).flagged(flagACK)
+			answer.dst = of(port).src
+			k.want(t, ToClient, answer.frame(), answer.from(s.frontend).frame())
+		}
+		// Only one backend is left, which takes all that is new.
+		k.serve(t, service, s.protocol, s.frontend, s.backends[1])
+		for port := uint16(first); port < last; port++ {
+			want := given[port]
+			if s.protocol == ProtocolUDP {
+				want = s.backends[1]
+			}
+			if got := k.destination(t, s, of(port).flagged(flagACK)); got != want {
+				t.Fatalf("port %d: %v, want %v", port, got, want)
+			}
+		}
+		if got := k.destination(t, s, of(last)); got != s.backends[1] {
+			t.Errorf("a new flow goes to %v", got)
+		}
+	})
+}
+
+// TestConnectionsEnd: a port that is used again gets a backend anew, once its last connection is closed or forgotten. One
+// that nobody has answered leaves a backend that is gone.
+func TestConnectionsEnd(t *testing.T) {
+	for _, s := range scenes() {
+		if s.protocol != ProtocolTCP {
+			continue
+		}
+		for _, c := range []struct {
+			name  string
+			flags [][2]uint8 // of the client and the backend
+			moves bool
+			age   time.Duration
+		}{
+			{"asked", [][2]uint8{{flagSYN, 0}}, true, 0},
+			{"open", [][2]uint8{{flagSYN, flagSYN | flagACK}, {flagACK, flagACK}}, false, 0},
+			{"open, for long", [][2]uint8{{flagSYN, flagSYN | flagACK}, {flagACK, flagACK}}, false, ConntrackTCP - time.Minute},
+			{"open, for too long", [][2]uint8{{flagSYN, flagSYN | flagACK}, {flagACK, flagACK}}, true, ConntrackTCP + time.Minute},
+			{"half closed", [][2]uint8{{flagSYN, flagSYN | flagACK}, {flagFIN | flagACK, flagACK}}, false, time.Hour},
+			{"closed", [][2]uint8{{flagSYN, flagSYN | flagACK}, {flagFIN | flagACK, flagFIN | flagACK}}, true, 0},
+			{"reset by the client", [][2]uint8{{flagSYN, flagSYN | flagACK}, {flagRST, 0}}, true, 0},
+			{"refused", [][2]uint8{{flagSYN, flagRST | flagACK}}, true, 0},
+		} {
+			t.Run(s.name+" "+c.name, func(t *testing.T) {
+				k := loadTranslator(t)
+				service := &testService{}
+				k.serve(t, service, s.protocol, s.frontend, s.backends[0])
+				for _, flags := range c.flags {
+					request := s.request().flagged(flags[0])
+					k.want(t, ToBackend, request.frame(), request.to(s.backends[0]).frame())
+					if flags[1] != 0 {
+						reply := s.reply().flagged(flags[1])
+						k.want(t, ToClient, reply.from(s.backends[0]).frame(), reply.frame())
+					}
+				}
+				// The end of a connection is still translated, both ways.
+				late, lateReply := s.request().flagged(flagACK), s.reply().flagged(flagACK)
+				k.want(t, ToBackend, late.frame(), late.to(s.backends[0]).frame())
+				k.want(t, ToClient, lateReply.from(s.backends[0]).frame(), lateReply.frame())
+				if c.name == "asked" { // and late answers are not for it
+					k = loadTranslator(t)
+					service = &testService{}
+					k.serve(t, service, s.protocol, s.frontend, s.backends[0])
+					k.destination(t, s, s.request())
+				}
+				k.age(t, uint64(c.age))
+				k.serve(t, service, s.protocol, s.frontend, s.backends[1])
+				want := s.backends[0]
+				if c.moves {
+					want = s.backends[1]
+				}
+				if got := k.destination(t, s, s.request()); got != want {
+					t.Errorf("a SYN goes to %v, want %v", got, want)
+				}
+			})
+		}
+	}
+}
+
+// TestClientTalksToBackendItself: after its connection to the service, from the same port.
+func TestClientTalksToBackendItself(t *testing.T) {
+	s := scenes()[0]
+	k := loadTranslator(t)
+	k.serve(t, &testService{}, s.protocol, s.frontend, s.backends[0])
+	for _, flags := range [][2]uint8{{flagSYN, flagSYN | flagACK}, {flagFIN | flagACK, flagFIN | flagACK}} {
+		k.destination(t, s, s.request().flagged(flags[0]))
+		k.run(t, ToClient, s.reply().from(s.backends[0]).flagged(flags[1]).frame())
+	}
+	for _, flags := range []uint8{flagSYN | flagACK, flagACK, flagFIN | flagACK} {
+		direct := s.reply().from(s.backends[0]).flagged(flags).frame()
+		k.want(t, ToClient, direct, direct)
+	}
+}
+
+// TestTranslateAffinity: a client of which that is wanted keeps its backend, whatever its port.
+func TestTranslateAffinity(t *testing.T) {
+	eachScene(t, func(t *testing.T, s scene) {
+		k := loadTranslator(t)
+		k.serve(t, &testService{affinity: 60}, s.protocol, s.frontend, s.backends[:]...)
+		given := map[netip.Addr]netip.AddrPort{}
+		different := map[netip.AddrPort]bool{}
+		client := s.client.Addr()
+		for range 40 {
+			for port := uint16(1000); port < 1010; port++ {
+				w := s.request()
+				w.src = netip.AddrPortFrom(client, port)
+				got := k.destination(t, s, w)
+				if was, ok := given[client]; ok && was != got {
+					t.Fatalf("%v was given %v, then %v", client, was, got)
+				}
+				given[client], different[got] = got, true
+			}
+			client = client.Next()
+		}
+		if len(different) < 2 {
+			t.Errorf("40 clients were given %v", different)
+		}
+	})
+}
+
+// TestTranslateRefusals: a packet to a service without backends is dropped, counted and told of.
+func TestTranslateRefusals(t *testing.T) {
+	eachScene(t, func(t *testing.T, s scene) {
+		k := loadTranslator(t)
+		service := &testService{}
+		k.serve(t, service, s.protocol, s.frontend)
+		events, err := ringbuf.NewReader(k.Maps[MapRefusals])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer events.Close()
+		const times = 5
+		for range times {
+			k.wantDropped(t, ToBackend, s.request().frame())
+		}
+		var record Service
+		if err := k.Maps[MapServices].Lookup(service.number, &record); err != nil {
+			t.Fatal(err)
+		}
+		if want := (Translated{Refused: times}); k.counts(t) != want || record.Refused != times || len(k.entries(t)) != 0 {
+			t.Errorf("counts %+v, %d of the service, want %d; entries %v", k.counts(t), record.Refused, times, k.entries(t))
+		}
+		events.SetDeadline(time.Now().Add(30 * time.Second))
+		read, err := events.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		event, err := ParseEvent(read.RawSample)
+		if err != nil || event.Verdict != NoBackend || event.Destination() != s.frontend.Addr() || event.DstPort != s.frontend.Port() {
+			t.Errorf("event %+v, %v", event, err)
+		}
+		// With a backend, it goes there.
+		k.serve(t, service, s.protocol, s.frontend, s.backends[0])
+		if got := k.destination(t, s, s.request()); got != s.backends[0] {
+			t.Errorf("goes to %v", got)
+		}
+	})
+}
+
+// TestHairpinAndClashes: a client is never sent to itself, nor to a backend to which its port talks already by another
+// service; if there is no other, the packet is dropped and counted.
+func TestHairpinAndClashes(t *testing.T) {
+	eachScene(t, func(t *testing.T, s scene) {
+		k := loadTranslator(t)
+		itself := netip.AddrPortFrom(s.client.Addr(), 8080)
+		one, other := &testService{}, &testService{}
+		k.serve(t, one, s.protocol, s.frontend, itself)
+		k.wantDropped(t, ToBackend, s.request().frame())
+		k.serve(t, one, s.protocol, s.frontend, itself, s.backends[0])
+		for port := uint16(1000); port < 1030; port++ {
+			w := s.request()
+			w.src = netip.AddrPortFrom(s.client.Addr(), port)
+			if got := k.destination(t, s, w); got != s.backends[0] {
+				t.Fatalf("port %d goes to %v", port, got)
+			}
+		}
+		if want := (Translated{Hairpin: 1, Begun: 30, Requests: 30}); k.counts(t) != want {
+			t.Errorf("counts %+v, want %+v", k.counts(t), want)
+		}
+		second := s.request().to(s.other)
+		second.src = netip.AddrPortFrom(s.client.Addr(), 1000)
+		k.serve(t, other, s.protocol, s.other, s.backends[0])
+		k.wantDropped(t, ToBackend, second.frame())
+		if got := k.counts(t).Clashes; got != 1 {
+			t.Errorf("%d clashes, want 1", got)
+		}
+		k.serve(t, other, s.protocol, s.other, s.backends[0], s.backends[1])
+		k.want(t, ToBackend, second.frame(), second.to(s.backends[1]).frame())
+		// What the first service's flow has is free when that is over.
+		k.age(t, uint64(ConntrackUnanswered+time.Second))
+		k.serve(t, other, s.protocol, s.other, s.backends[0])
+		k.want(t, ToBackend, second.frame(), second.to(s.backends[0]).frame())
+		answer := s.reply().from(s.backends[0])
+		answer.dst = second.src
+		k.want(t, ToClient, answer.frame(), answer.from(s.other).frame())
+	})
+}
+
+// TestConntrackFull: when it is, it gives up what was used least, never the flow at hand, and what it gives up of one
+// direction is put back by the other.
+//
+// lesson: K1
+func TestConntrackFull(t *testing.T) {
+	s := scenes()[0]
+	const size = 4096
+	k := loadTranslator(t, func(spec *ebpf.CollectionSpec) { spec.Maps[MapConntrack].MaxEntries = size })
+	k.serve(t, &testService{}, s.protocol, s.frontend, s.backends[:]...)
+	for n := range 5 * size {
+		w := s.request()
+		w.src = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 1, byte(n >> 14)}), uint16(1024+n&0x3fff))
+		to := k.destination(t, s, w)
+		answer := s.reply().from(to)
+		answer.dst = w.src
+		k.want(t, ToClient, answer.frame(), answer.from(s.frontend).frame())
+	}
+	if n := len(k.entries(t)); n > size || n < size/2 {
+		t.Errorf("%d entries, of at most %d", n, size)
+	}
+	if c := k.counts(t); c.Failed != 0 || c.Begun != 5*size {
+		t.Errorf("counts %+v, want %d begun and none failed", c, 5*size)
+	}
+
+	for _, lost := range []ConntrackKind{ToBackend, ToClient} {
+		k := loadTranslator(t)
+		k.serve(t, &testService{}, s.protocol, s.frontend, s.backends[0])
+		exchange := func() {
+			k.want(t, ToBackend, s.request().flagged(flagACK).frame(), s.request().flagged(flagACK).to(s.backends[0]).frame())
+			k.want(t, ToClient, s.reply().from(s.backends[0]).frame(), s.reply().frame())
+		}
+		exchange()
+		before := k.entries(t)
+		for key := range before {
+			if key.Kind == lost {
+				if err := k.Maps[MapConntrack].Delete(key); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		k.age(t, uint64(2*time.Second)) // the next packet touches the other direction
+		if lost == ToBackend {
+			k.want(t, ToClient, s.reply().from(s.backends[0]).frame(), s.reply().frame())
+		}
+		exchange()
+		after := k.entries(t)
+		for key, was := range before {
+			is := after[key]
+			if is.UsedNS, was.UsedNS = 0, 0; is != was {
+				t.Errorf("direction %d: %+v is %+v, was %+v", lost, key, is, was)
+			}
+		}
+		if got := k.counts(t).Begun; got != 1 {
+			t.Errorf("direction %d: %d flows begun, want 1", lost, got)
+		}
+	}
+}
+
+// FuzzTranslate: whatever the frame, its length and its fate stay, and nothing is changed but addresses, ports and
+// checksums; and a packet that is right stays right.
+func FuzzTranslate(f *testing.F) {
+	k := loadTranslator(f)
+	for _, s := range scenes() {
+		k.serve(f, &testService{}, s.protocol, s.frontend, s.backends[:]...)
+		request, reply := s.request(), s.reply()
+		big := request
+		big.data, big.size, big.fragment = make([]byte, 100), 40, 1
+		for _, w := range []segment{request, big, reply.from(s.backends[0])} {
+			for _, tags := range []int{0, 1, 2} {
+				w.tags = tags
+				f.Add(w.frame())
+			}
+		}
+		f.Add(request.to(s.backends[0]).about(s.router, 3, 4, 0))
+		f.Add(reply.about(s.router, 3, 4, 0))
+		k.run(f, ToBackend, request.frame())
+	}
+	for _, cases := range allCases() {
+		for _, c := range cases {
+			f.Add(c.frame)
+		}
+	}
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		if !runnable(frame) || len(frame) > 4000 {
+			return
+		}
+		for _, kind := range []ConntrackKind{ToBackend, ToClient} {
+			ret, out := k.run(t, kind, frame)
+			if ret != passed && ret != dropped {
+				t.Fatalf("returned %d", ret)
+			}
+			changed := 0
+			for i := range frame {
+				if frame[i] != out[i] {
+					changed++
+				}
+			}
+			// Outer and quoted: two addresses, a port, and three checksums.
+			if changed > 2*16+2+3*2 || !bytes.Equal(frame[:14], out[:14]) {
+				t.Fatalf("%d bytes changed of\n%x to\n%x", changed, frame, out)
+			}
+			if binary.BigEndian.Uint16(frame[12:]) == ethTypeIPv4 && frame[14]>>4 == 4 {
+				header := 14 + 4*int(frame[14]&0xf)
+				if header <= len(frame) && header >= 34 && sum16(frame[14:header]) == 0 && sum16(out[14:header]) != 0 {
+					t.Fatalf("the header's checksum broke:\n%x\n%x", frame, out)
+				}
+			}
+		}
+	})
+}

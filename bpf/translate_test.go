@@ -1,0 +1,589 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net/netip"
+	"reflect"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weftmesh/weft/internal/testutil"
+)
+
+var translationMirrors = []mirror{
+	{"conntrack_key", reflect.TypeFor[ConntrackKey](), map[string][]string{
+		"SrcIP": {"src"}, "DstIP": {"dst"}, "SrcPort": {"src_port"}, "DstPort": {"dst_port"}, "Protocol": {"protocol"},
+		"Family": {"family"}, "Kind": {"kind"}, "Pad": {"pad"},
+	}},
+	{"conntrack", reflect.TypeFor[Conntrack](), map[string][]string{
+		"Addr": {"addr"}, "Port": {"port"}, "Client": {"client"}, "Server": {"server"}, "Service": {"service"},
+		"Backend": {"backend"}, "Generation": {"generation"}, "UsedNS": {"used_ns"}, "SinceNS": {"since_ns"},
+	}},
+	{"fragment_key", reflect.TypeFor[FragmentKey](), map[string][]string{
+		"SrcIP": {"src"}, "DstIP": {"dst"}, "ID": {"id"}, "Protocol": {"protocol"}, "Family": {"family"}, "Kind": {"kind"}, "Pad": {"pad"},
+	}},
+	{"fragment", reflect.TypeFor[Fragment](), map[string][]string{"Addr": {"addr"}, "SinceNS": {"since_ns"}}},
+	{"translated", reflect.TypeFor[Translated](), map[string][]string{
+		"Requests": {"requests"}, "Replies": {"replies"}, "Errors": {"errors"}, "Fragments": {"fragments"}, "Begun": {"begun"},
+		"Refused": {"refused"}, "Hairpin": {"hairpin"}, "Clashes": {"clashes"}, "Failed": {"failed"},
+	}},
+}
+
+func TestTranslationMirrors(t *testing.T) {
+	spec, err := LoadTranslation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	types := typesOf(t, spec)
+	for _, m := range translationMirrors {
+		c := types[m.c]
+		if c == nil {
+			t.Errorf("struct %s is not in the BTF", m.c)
+			continue
+		}
+		if uintptr(c.Size) != m.goType.Size() {
+			t.Errorf("struct %s has %d bytes, %v has %d", m.c, c.Size, m.goType, m.goType.Size())
+		}
+		m.compare(t, "to_backend", c)
+	}
+}
+
+// TestTranslationSpecs: the programs are those of TranslationPrograms; their maps are those of services, or have the sizes
+// that user space counts on.
+func TestTranslationSpecs(t *testing.T) {
+	spec, err := LoadTranslation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	services, err := LoadServices(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range TranslationPrograms {
+		if s := spec.Programs[p.Name]; s == nil || s.Type != ebpf.SchedCLS {
+			t.Errorf("%s: %+v, want a program of tc", p.Name, s)
+		}
+	}
+	if len(spec.Programs) != len(TranslationPrograms) {
+		t.Errorf("%d programs, want %d", len(spec.Programs), len(TranslationPrograms))
+	}
+	type shape struct {
+		Type                          ebpf.MapType
+		Key, Value, MaxEntries, Flags uint32
+	}
+	got, want := map[string]shape{}, map[string]shape{
+		MapConntrack:   {ebpf.LRUHash, 40, 48, 131072, 0},
+		MapFragments:   {ebpf.LRUHash, 40, 24, 4096, 0},
+		MapTranslated:  {ebpf.PerCPUArray, 4, 72, 1, 0},
+		MapTranslation: {ebpf.PerCPUArray, 4, got0(spec), 1, 0},
+	}
+	for name, m := range spec.Maps {
+		got[name] = shape{m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags}
+		if of := services.Maps[name]; of != nil {
+			want[name] = shape{of.Type, of.KeySize, of.ValueSize, of.MaxEntries, of.Flags}
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("maps (-want +got):\n%s", diff)
+	}
+}
+
+// got0 is the size of what programs alone use, whatever it is.
+func got0(spec *ebpf.CollectionSpec) uint32 { return spec.Maps[MapTranslation].ValueSize }
+
+// segment is a packet of a flow. Its bytes have all checksums right.
+type segment struct {
+	src, dst netip.AddrPort
+	protocol uint8
+	flags    uint8  // of TCP
+	data     []byte // behind the transport's header
+	unsummed bool   // UDP without a checksum
+	options  []byte // of IPv4
+	routed   bool   // IPv6 with an extension header
+	tags     int    // of VLANs
+	id       uint16 // of a fragmented datagram
+	fragment uint16 // 0: it is whole; else where this fragment begins, plus 1
+	size     uint16 // of this fragment
+}
+
+// sum16 is the one's complement sum of RFC 1071.
+func sum16(parts ...[]byte) uint16 {
+	var all []byte
+	for _, p := range parts {
+		all = append(all, p...)
+	}
+	if len(all)%2 == 1 {
+		all = append(all, 0)
+	}
+	sum := uint32(0)
+	for i := 0; i < len(all); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(all[i:]))
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}
+
+func (w segment) pseudo(length int) []byte {
+	b := append(w.src.Addr().AsSlice(), w.dst.Addr().AsSlice()...)
+	b = binary.BigEndian.AppendUint32(b, uint32(length))
+	return binary.BigEndian.AppendUint32(b, uint32(w.protocol))
+}
+
+// transport is the transport's header and the data.
+func (w segment) transport() []byte {
+	b := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, w.src.Port()), w.dst.Port())
+	sumAt := 6
+	switch w.protocol {
+	case ProtocolTCP:
+		b = append(b, make([]byte, 16)...)
+		b[4], b[12], b[13], b[14] = 0x77, 5<<4, w.flags, 0x10
+		sumAt = 16
+	case ProtocolUDP:
+		b = binary.BigEndian.AppendUint16(b, uint16(8+len(w.data)))
+		b = append(b, 0, 0)
+	}
+	b = append(b, w.data...)
+	if !w.unsummed {
+		sum := sum16(w.pseudo(len(b)), b)
+		if sum == 0 && w.protocol == ProtocolUDP {
+			sum = 0xffff
+		}
+		binary.BigEndian.PutUint16(b[sumAt:], sum)
+	}
+	return b
+}
+
+// packet is the IP packet.
+func (w segment) packet() []byte { return w.around(w.transport()) }
+
+// around is an IP header and what is behind it.
+func (w segment) around(b []byte) []byte {
+	offset, more := uint16(0), false
+	if w.fragment != 0 {
+		offset = w.fragment - 1
+		end := min(int(offset+w.size), len(b))
+		more = end < len(b)
+		b = b[offset:end]
+	}
+	if w.src.Addr().Is4() {
+		flags := offset / 8
+		if more {
+			flags |= 0x2000
+		}
+		p := v4{src: w.src.Addr(), dst: w.dst.Addr(), protocol: w.protocol, options: w.options, fragment: flags, ihl: -1}.with(b)
+		binary.BigEndian.PutUint16(p[4:], w.id)
+		binary.BigEndian.PutUint16(p[10:], sum16(p[:20+len(w.options)]))
+		return p
+	}
+	next := w.protocol
+	if w.fragment != 0 {
+		b = fragment(next, offset/8, more, b)
+		binary.BigEndian.PutUint16(b[6:], w.id)
+		next = headerFragment
+	}
+	if w.routed {
+		b = extension(next, 1, b)
+		next = headerDestOption
+	}
+	return v6{src: w.src.Addr(), dst: w.dst.Addr(), next: next}.with(b)
+}
+
+// ethernet is the frame around an IP packet.
+func (w segment) ethernet(packet []byte) []byte {
+	typ := uint16(ethTypeIPv4)
+	if w.src.Addr().Is6() {
+		typ = ethTypeIPv6
+	}
+	for range w.tags {
+		packet, typ = vlan(7, typ, packet), ethTypeCTag
+	}
+	return ethernet(typ, packet)
+}
+
+func (w segment) frame() []byte { return w.ethernet(w.packet()) }
+
+// from and to are the packet with another end.
+func (w segment) from(src netip.AddrPort) segment { w.src = src; return w }
+func (w segment) to(dst netip.AddrPort) segment   { w.dst = dst; return w }
+
+// about is an ICMP error from an address to the source of a packet, of which it quotes so many bytes; 0: all.
+func (w segment) about(from netip.Addr, typ, code uint8, quote int) []byte {
+	quoted := w.packet()
+	if quote != 0 {
+		quoted = quoted[:quote]
+	}
+	e := segment{src: netip.AddrPortFrom(from, 0), dst: w.src, protocol: ProtocolICMP, tags: w.tags}
+	b := append([]byte{typ, code, 0, 0, 0, 0, 5, 0}, quoted...)
+	if from.Is6() {
+		e.protocol = ProtocolICMPv6
+		binary.BigEndian.PutUint16(b[2:], sum16(e.pseudo(len(b)), b))
+	} else {
+		binary.BigEndian.PutUint16(b[2:], sum16(b))
+	}
+	return e.ethernet(e.around(b))
+}
+
+// translator is the programs, loaded, and services in their maps.
+type translator struct {
+	*ebpf.Collection
+	services, backends, slots uint32 // how many there are
+}
+
+func loadTranslator(t testing.TB, edit ...func(*ebpf.CollectionSpec)) *translator {
+	t.Helper()
+	testutil.RequireRoot(t)
+	spec, err := LoadTranslation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, size := range map[string]uint32{MapServices: 64, MapBackends: 1024, MapSlots: 1024, MapConntrack: 65536} {
+		spec.Maps[name].MaxEntries = size
+	}
+	for _, e := range edit {
+		e(spec)
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		t.Fatalf("load the programs: %+v", err)
+	}
+	t.Cleanup(coll.Close)
+	return &translator{Collection: coll}
+}
+
+// testService is a service in the maps.
+type testService struct {
+	number   uint32
+	frontend ServiceAddress
+	affinity uint32
+	backends []uint32 // their numbers
+}
+
+// serve makes a frontend lead to backends.
+func (k *translator) serve(t testing.TB, s *testService, protocol uint8, frontend netip.AddrPort, backends ...netip.AddrPort) {
+	t.Helper()
+	if s.number == 0 {
+		k.services++
+		s.number, s.frontend = k.services, MakeServiceAddress(frontend.Addr(), frontend.Port(), protocol)
+	}
+	for _, b := range s.backends { // given up
+		var was Backend
+		if err := k.Maps[MapBackends].Lookup(b, &was); err != nil {
+			t.Fatal(err)
+		}
+		was.Generation++
+		mustPut(t, k.Maps[MapBackends], b, was)
+	}
+	s.backends = nil
+	k.slots += k.slots & 1
+	place := k.slots
+	for _, b := range backends {
+		k.backends++
+		mustPut(t, k.Maps[MapBackends], k.backends, Backend{At: MakeServiceAddress(b.Addr(), b.Port(), protocol), Generation: 7, Service: s.number})
+		s.backends = append(s.backends, k.backends)
+		var pair [2]uint32
+		if err := k.Maps[MapSlots].Lookup(k.slots/2, &pair); err != nil {
+			t.Fatal(err)
+		}
+		pair[k.slots&1] = k.backends
+		mustPut(t, k.Maps[MapSlots], k.slots/2, pair)
+		k.slots++
+	}
+	mustPut(t, k.Maps[MapServices], s.number, Service{
+		Choice: MakeChoice(place, uint32(len(backends)), false), Frontend: s.frontend, Affinity: s.affinity, Generation: 1,
+	})
+	mustPut(t, k.Maps[MapFrontends], s.frontend, s.number)
+}
+
+const (
+	passed  = math.MaxUint32 // TC_ACT_UNSPEC
+	dropped = 2              // TC_ACT_SHOT
+)
+
+// run sends a frame through a program, and returns what came of it.
+func (k *translator) run(t testing.TB, kind ConntrackKind, frame []byte) (uint32, []byte) {
+	t.Helper()
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame))}
+	ret, err := k.Programs[TranslationPrograms[kind].Name].Run(&opts)
+	if err != nil {
+		t.Fatalf("%v: run on %x: %v", TranslationPrograms[kind].Name, frame, err)
+	}
+	return ret, opts.DataOut
+}
+
+// want sends a frame through a program and wants another to come out, byte for byte.
+func (k *translator) want(t testing.TB, kind ConntrackKind, frame, want []byte) {
+	t.Helper()
+	if ret, got := k.run(t, kind, frame); ret != passed || !bytes.Equal(got, want) {
+		t.Errorf("%s: returned %d\n of %x\n got %x\nwant %x", TranslationPrograms[kind].Name, int32(ret), frame, got, want)
+	}
+}
+
+func (k *translator) wantDropped(t testing.TB, kind ConntrackKind, frame []byte) {
+	t.Helper()
+	if ret, _ := k.run(t, kind, frame); ret != dropped {
+		t.Errorf("%s: returned %d for %x, want it dropped", TranslationPrograms[kind].Name, int32(ret), frame)
+	}
+}
+
+func (k *translator) counts(t testing.TB) Translated {
+	t.Helper()
+	var perCPU []Translated
+	if err := k.Maps[MapTranslated].Lookup(uint32(0), &perCPU); err != nil {
+		t.Fatal(err)
+	}
+	return SumTranslated(perCPU)
+}
+
+// entries are all of the conntrack.
+func (k *translator) entries(t testing.TB) map[ConntrackKey]Conntrack {
+	t.Helper()
+	all := map[ConntrackKey]Conntrack{}
+	var key ConntrackKey
+	var value Conntrack
+	it := k.Maps[MapConntrack].Iterate()
+	for it.Next(&key, &value) {
+		all[key] = value
+	}
+	if err := it.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// age makes all entries seem to have been used last so long ago.
+func (k *translator) age(t testing.TB, by uint64) {
+	t.Helper()
+	for key, value := range k.entries(t) {
+		value.UsedNS -= by
+		mustPut(t, k.Maps[MapConntrack], key, value)
+	}
+}
+
+// scene is a client, a service and its backends, of one family and protocol.
+type scene struct {
+	name                    string
+	protocol                uint8
+	client, frontend, other netip.AddrPort
+	backends                [3]netip.AddrPort
+	router                  netip.Addr
+}
+
+func scenes() (all []scene) {
+	at := netip.MustParseAddrPort
+	for _, protocol := range []uint8{ProtocolTCP, ProtocolUDP} {
+		all = append(all,
+			scene{
+				fmt.Sprint("ipv4 ", protocol), protocol, at("10.1.1.10:40000"), at("10.96.0.10:80"), at("10.96.0.10:81"),
+				[3]netip.AddrPort{at("10.2.1.10:8080"), at("10.2.1.11:8081"), at("172.18.255.254:80")}, netip.MustParseAddr("192.0.2.1"),
+			},
+			scene{
+				fmt.Sprint("ipv6 ", protocol), protocol, at("[fd00:10:1:1::10]:40000"), at("[fd00:96::10]:80"), at("[fd00:96::10]:81"),
+				[3]netip.AddrPort{at("[fd00:10:2:2::10]:8080"), at("[fd00:10:2:2:ffff:1234::1]:8081"), at("[2001:db8::7]:80")}, netip.MustParseAddr("fe80::1"),
+			})
+	}
+	return all
+}
+
+// request is a packet of the client, and reply one of the service.
+func (s scene) request() segment {
+	return segment{src: s.client, dst: s.frontend, protocol: s.protocol, flags: 0x02, data: []byte("ping!")}
+}
+
+func (s scene) reply() segment {
+	return segment{src: s.frontend, dst: s.client, protocol: s.protocol, flags: 0x12, data: []byte("pong")}
+}
+
+// eachScene runs a test for each family and protocol.
+func eachScene(t *testing.T, f func(t *testing.T, s scene)) {
+	for _, s := range scenes() {
+		t.Run(s.name, func(t *testing.T) { f(t, s) })
+	}
+}
+
+// TestTranslate: packets of each form get to a backend, and back, with every byte and checksum as if they had been sent so.
+//
+// mechanism: H8
+func TestTranslate(t *testing.T) {
+	eachScene(t, func(t *testing.T, s scene) {
+		k := loadTranslator(t)
+		backend := s.backends[0]
+		k.serve(t, &testService{}, s.protocol, s.frontend, backend)
+		packets := uint64(0)
+		for _, change := range []func(*segment){
+			func(*segment) {},
+			func(w *segment) { w.data = nil },
+			func(w *segment) { w.data = bytes.Repeat([]byte{0xa5, 0x5a, 1}, 400) },
+			func(w *segment) { w.unsummed = w.protocol == ProtocolUDP },
+			func(w *segment) { w.options = make([]byte, 12) },
+			func(w *segment) { w.options = make([]byte, 40); w.tags = 2 },
+			func(w *segment) { w.tags = 1 },
+			func(w *segment) { w.routed = true },
+		} {
+			request, reply := s.request(), s.reply()
+			change(&request)
+			change(&reply)
+			k.want(t, ToBackend, request.frame(), request.to(backend).frame())
+			k.want(t, ToClient, reply.from(backend).frame(), reply.frame())
+			packets++
+		}
+		// All sums that there are: as the data counts up, so does the checksum, through what stands for 0.
+		for n := range uint16(300) {
+			request := s.request()
+			request.data = binary.BigEndian.AppendUint16(nil, 0)
+			base := request.transport()
+			at := map[uint8]int{ProtocolTCP: 16, ProtocolUDP: 6}[s.protocol]
+			sum := binary.BigEndian.Uint16(base[at:])
+			binary.BigEndian.PutUint16(request.data, sum-150+n)
+			k.want(t, ToBackend, request.frame(), request.to(backend).frame())
+			packets++
+		}
+		want := Translated{Requests: packets, Replies: 8, Begun: 1}
+		if got := k.counts(t); got != want {
+			t.Errorf("counts %+v, want %+v", got, want)
+		}
+		if n := len(k.entries(t)); n != 2 {
+			t.Errorf("%d entries, want 2", n)
+		}
+	})
+}
+
+// TestTranslateLeavesAlone: what is not for a service, cut short, or the answer to nothing, is not changed.
+func TestTranslateLeavesAlone(t *testing.T) {
+	eachScene(t, func(t *testing.T, s scene) {
+		k := loadTranslator(t)
+		k.serve(t, &testService{}, s.protocol, s.frontend, s.backends[0])
+		same := func(kind ConntrackKind, frame []byte) {
+			t.Helper()
+			k.want(t, kind, frame, frame)
+		}
+		same(ToBackend, s.request().to(s.other).frame())
+		same(ToBackend, s.request().to(s.backends[0]).frame())
+		same(ToClient, s.reply().from(s.backends[0]).frame())
+		stray := s.request()
+		if s.protocol == ProtocolTCP {
+			stray.flags = 0x04 // a reset begins nothing
+			same(ToBackend, stray.frame())
+		}
+		for _, cases := range allCases() {
+			for _, c := range cases {
+				if runnable(c.frame) {
+					same(ToBackend, c.frame)
+					same(ToClient, c.frame)
+				}
+			}
+		}
+		// Headers of the transport that are cut, in packets that are whole.
+		for n := range map[uint8]int{ProtocolTCP: 20, ProtocolUDP: 8}[s.protocol] {
+			w := s.request()
+			same(ToBackend, w.ethernet(w.around(w.transport()[:n])))
+		}
+		if n := len(k.entries(t)); n != 0 {
+			t.Errorf("%d entries of nothing", n)
+		}
+		// Cut at every byte: changed as a whole, or not at all.
+		request, reply := s.request(), s.reply()
+		k.want(t, ToBackend, request.frame(), request.to(s.backends[0]).frame())
+		for _, tags := range []int{0, 2} {
+			request.tags, reply.tags = tags, tags
+			full, answer := request.frame(), reply.from(s.backends[0]).frame()
+			quote := request.to(s.backends[0]).about(s.router, 3, 4, 0)
+			for n := range len(quote) {
+				for kind, frame := range map[ConntrackKind][]byte{ToBackend: full, ToClient: answer, 2: quote} {
+					if n < len(frame) && runnable(frame[:n]) {
+						same(kind&1^kind>>1, frame[:n])
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestTranslateErrors: ICMP errors about packets of a flow say what their receiver has sent.
+func TestTranslateErrors(t *testing.T) {
+	eachScene(t, func(t *testing.T, s scene) {
+		k := loadTranslator(t)
+		backend := s.backends[0]
+		k.serve(t, &testService{}, s.protocol, s.frontend, backend)
+		request, reply := s.request(), s.reply()
+		kinds := [][2]uint8{{3, 4}, {3, 3}, {11, 0}, {12, 0}}
+		header := 20
+		if s.client.Addr().Is6() {
+			kinds = [][2]uint8{{2, 0}, {1, 4}, {3, 0}, {4, 0}}
+			header = 40
+		}
+		same := request.to(backend).about(s.router, kinds[0][0], kinds[0][1], 0)
+		k.want(t, ToClient, same, same) // there is no flow yet
+		k.want(t, ToBackend, request.frame(), request.to(backend).frame())
+		errors := uint64(0)
+		for _, kind := range kinds {
+			for _, quote := range []int{0, header + 8, header + 4} {
+				for _, tags := range []int{0, 1} {
+					request.tags, reply.tags = tags, tags
+					// From a router, and from the backend itself.
+					k.want(t, ToClient, request.to(backend).about(s.router, kind[0], kind[1], quote), request.about(s.router, kind[0], kind[1], quote))
+					k.want(t, ToClient, request.to(backend).about(backend.Addr(), kind[0], kind[1], quote), request.about(s.frontend.Addr(), kind[0], kind[1], quote))
+					// From behind the client's device, about an answer: it was sent by the service, as it seems, and goes there.
+					k.want(t, ToBackend, reply.about(s.router, kind[0], kind[1], quote), reply.from(backend).about(s.router, kind[0], kind[1], quote))
+					errors += 3
+				}
+			}
+		}
+		request.tags, reply.tags = 0, 0
+		for _, left := range [][]byte{
+			request.to(s.other).about(s.router, kinds[0][0], kinds[0][1], 0),        // another flow
+			request.to(backend).about(s.router, 128, 0, 0),                          // no error
+			request.to(backend).about(s.router, kinds[0][0], kinds[0][1], header+3), // without ports
+			request.to(backend).about(s.router, kinds[0][0], kinds[0][1], header-1), // without a header
+		} {
+			k.want(t, ToClient, left, left)
+		}
+		// What is to another than the service only quotes it.
+		elsewhere := reply.about(s.router, kinds[0][0], kinds[0][1], 0)
+		if s.client.Addr().Is4() {
+			copy(elsewhere[14+16:], s.router.AsSlice())
+		} else {
+			copy(elsewhere[14+24:], s.router.AsSlice())
+		}
+		k.want(t, ToBackend, elsewhere, elsewhere)
+		if got := k.counts(t).Errors; got != errors {
+			t.Errorf("%d errors counted, want %d", got, errors)
+		}
+	})
+}
+
+// TestTranslateFragments: the fragments of a datagram go where the first went. What comes before the first is left alone.
+func TestTranslateFragments(t *testing.T) {
+	eachScene(t, func(t *testing.T, s scene) {
+		k := loadTranslator(t)
+		backend := s.backends[0]
+		k.serve(t, &testService{}, s.protocol, s.frontend, backend)
+		for id := uint16(1); id < 4; id++ {
+			request, reply := s.request(), s.reply()
+			for _, w := range []*segment{&request, &reply} {
+				w.data, w.id, w.size, w.fragment = bytes.Repeat([]byte{byte(id), 2, 3}, 1000), id, 1200, 1201
+			}
+			early := request.frame()
+			k.want(t, ToBackend, early, early)
+			for _, offset := range []uint16{0, 1200, 2400} {
+				request.fragment, reply.fragment = offset+1, offset+1
+				k.want(t, ToBackend, request.frame(), request.to(backend).frame())
+				k.want(t, ToClient, reply.from(backend).frame(), reply.frame())
+			}
+		}
+		want := Translated{Requests: 9, Replies: 9, Fragments: 12, Begun: 1}
+		if got := k.counts(t); got != want {
+			t.Errorf("counts %+v, want %+v", got, want)
+		}
+	})
+}
