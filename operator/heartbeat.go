@@ -17,8 +17,9 @@ const (
 	heartbeatTimeout  = 25 * time.Second
 )
 
-// Heartbeat writes [identity.HeartbeatKey] each minute, and at once when a term begins: readers give up on a cluster after two minutes
-// without, which must not pass because a leader died.
+// Heartbeat writes [identity.HeartbeatKey] each minute, or more often where its lease is short, and at once when a term begins:
+// readers give up on a cluster after two minutes without, which must not pass because a leader died, and agents take one without
+// the key for one without an operator.
 type Heartbeat struct {
 	loop  *Loop
 	lease kvstore.LeaseID // under which it was last written
@@ -27,10 +28,10 @@ type Heartbeat struct {
 
 var _ Duty = (*Heartbeat)(nil)
 
-// NewHeartbeat returns the duty.
-func NewHeartbeat() *Heartbeat {
+// NewHeartbeat returns the duty of an operator whose keys have leases of a TTL.
+func NewHeartbeat(ttl time.Duration) *Heartbeat {
 	h := new(Heartbeat)
-	h.loop = NewLoop("heartbeat", heartbeatInterval, h.beat)
+	h.loop = NewLoop("heartbeat", min(heartbeatInterval, ttl/3), h.beat)
 	return h
 }
 

@@ -33,7 +33,7 @@ func TestElection(t *testing.T) {
 	for i := range 3 {
 		all = append(all, startReplica(t, fmt.Sprintf("replica-%d", i), etcd.Endpoint(), func(c *Config) {
 			c.Election.LeaseDuration = time.Hour // nobody waits for it
-			c.Duties = []Duty{NewHeartbeat()}
+			c.Duties = []Duty{NewHeartbeat(c.LeaseTTL)}
 		}))
 	}
 	beats := make(map[string]bool)

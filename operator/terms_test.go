@@ -99,7 +99,7 @@ func runReplica(endpoint, name, services string) error {
 	o, err := New(Config{
 		ClusterName: "east", ClusterID: 1, Name: name, Etcd: etcdConfig(endpoint), LeaseTTL: time.Minute, Log: silent,
 		Election: Election{By: ElectEtcd, LeaseDuration: leaseOfTests},
-		Duties:   []Duty{&load{refused: func() { fmt.Println("refused") }}, NewHeartbeat(), published},
+		Duties:   []Duty{&load{refused: func() { fmt.Println("refused") }}, NewHeartbeat(time.Minute), published},
 	})
 	if err != nil {
 		return err

@@ -266,7 +266,7 @@ func (d *operatorDaemon) duties() ([]operator.Duty, error) {
 	if err != nil {
 		return nil, usagef("%w", err)
 	}
-	duties := append([]operator.Duty{operator.NewHeartbeat()}, collect...)
+	duties := append([]operator.Duty{operator.NewHeartbeat(d.cfg.kvstoreLeaseTTL)}, collect...)
 	if d.cfg.clusterID == 0 {
 		return duties, nil
 	}
