@@ -10,11 +10,8 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/internal/testutil"
@@ -348,147 +345,6 @@ func TestAllocatesNothingWhileEtcdIsDown(t *testing.T) {
 	if a.id("web") != web || a.id("db") == web {
 		t.Errorf("web is %s, db is %s", a.id("web"), a.id("db"))
 	}
-}
-
-// checkBijection reads every key of identities and compares them with what agents use.
-func checkBijection(t testing.TB, client *kvstore.Client, agents []*allocating) {
-	t.Helper()
-	keys, _, err := client.List(t.Context(), identity.StatePrefix+"/")
-	if err != nil {
-		t.Fatal(err)
-	}
-	masters, byLabels, slaves := make(map[string]string), make(map[string]string), make(map[string]string)
-	for _, kv := range keys {
-		switch rest := strings.TrimPrefix(kv.Key, identity.StatePrefix+"/"); {
-		case strings.HasPrefix(rest, "id/"):
-			id := strings.TrimPrefix(rest, "id/")
-			masters[id] = string(kv.Value)
-			byLabels[string(kv.Value)] = id
-			if kv.Lease != 0 {
-				t.Errorf("%s has the lease %s", kv.Key, kv.Lease)
-			}
-		case strings.HasPrefix(rest, "value/"):
-			slaves[kv.Key] = string(kv.Value)
-			if kv.Lease == 0 {
-				t.Errorf("%s has no lease", kv.Key)
-			}
-		}
-	}
-	want := 0
-	ids := make(map[string]identity.ID)
-	for _, x := range agents {
-		for text, labels := range x.sets {
-			want++
-			id, err := x.Identity(text)
-			if first, ok := ids[text]; ok && first != id {
-				t.Errorf("%s is %s and %s", text, first, id)
-			}
-			ids[text] = id
-			number := strconv.Itoa(int(id))
-			if masters[number] != text {
-				t.Errorf("%s: %s uses %s for %s, the master says %q (%v)", x.host, x.host, id, text, masters[number], err)
-			}
-			if got := slaves[identity.SlaveKey(labels, x.host)]; got != number {
-				t.Errorf("%s: the slave of %s says %q, want %s", x.host, text, got, number)
-			}
-		}
-	}
-	if len(slaves) != want {
-		t.Errorf("%d slaves for %d uses", len(slaves), want)
-	}
-}
-
-// Many agents and many sets, while etcd restarts, keys are deleted, locks are left behind, and agents come and go: at
-// the end identities and labels are one to one, and every use has its key.
-//
-// mechanism: J5, J7
-// lesson: E9
-func TestAllocatesUnderFaults(t *testing.T) {
-	agents, sets := 4, 60
-	if faults() {
-		agents, sets = 20, 2000
-	}
-	etcd := testutil.StartEtcd(t)
-	var all []*allocating
-	for i := range agents {
-		all = append(all, startAllocator(t, etcd, fmt.Sprintf("10.0.0.%d", i+1)))
-	}
-	names := make([]string, sets)
-	for i := range names {
-		names[i] = "app-" + strconv.Itoa(i)
-	}
-	for i, x := range all {
-		// Neighbours share half of their sets.
-		x.want(names[i*sets/agents/2 : i*sets/agents/2+sets/2]...)
-	}
-	// A holder that is suspended: its key stands until its lease ends.
-	lease, _, err := all[0].client.Grant(t.Context(), 3*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lockKey := identity.LockKey(labelsOf(names[sets/2]).String()) + "/" + lease.String()
-	if err := putLeased(t, etcd, lockKey, lease); err != nil {
-		t.Fatal(err)
-	}
-	etcd.Stop(t)
-	etcd.Restart(t)
-	for _, x := range all {
-		x.settle(t)
-	}
-	for i, x := range all[:agents/2] {
-		text := labelsOf(names[i*sets/agents/2]).String()
-		id, _ := x.Identity(text)
-		etcd.Delete(t, identity.MasterKey(id))
-		etcd.Delete(t, identity.SlaveKey(x.sets[text], x.host))
-	}
-	leases, err := all[0].client.Leases(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, lease := range leases {
-		_ = all[0].client.Revoke(t.Context(), lease)
-	}
-	for _, x := range all {
-		x.settle(t)
-	}
-	testutil.Eventually(t, 3*patience, func() error {
-		for _, x := range all {
-			x.keep()
-			if err := missing(t, x); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	checkBijection(t, all[0].client, all)
-}
-
-// missing says which keys of an agent are not there yet.
-func missing(t testing.TB, x *allocating) error {
-	keys, _, err := x.client.List(t.Context(), identity.StatePrefix+"/")
-	if err != nil {
-		return err
-	}
-	stored := make(map[string]kvstore.KV, len(keys))
-	for _, kv := range keys {
-		stored[kv.Key] = kv
-	}
-	for text, labels := range x.sets {
-		id, err := x.Identity(text)
-		if id == identity.Invalid {
-			return fmt.Errorf("%s: %s waits: %w", x.host, text, err)
-		}
-		slave, ok := stored[identity.SlaveKey(labels, x.host)]
-		if !ok || string(slave.Value) != strconv.Itoa(int(id)) || string(stored[identity.MasterKey(id)].Value) != text {
-			return fmt.Errorf("%s: keys of %s are missing", x.host, text)
-		}
-	}
-	return nil
-}
-
-func putLeased(t testing.TB, etcd *testutil.Etcd, key string, lease kvstore.LeaseID) error {
-	_, err := etcd.Client().Put(t.Context(), key, "", clientv3.WithLease(clientv3.LeaseID(lease)))
-	return err
 }
 
 // New sets of labels per second, and what each costs.
