@@ -57,10 +57,44 @@ func (d daemon) start() (process, error) {
 		return process{}, fmt.Errorf("start %s: it ended at once: %w", d.name, err)
 	}
 	p.Start = stat.start
+	p.awaitArguments()
 	if err := writeFile(d.pidFile, fmt.Appendf(nil, "%d %d\n", p.PID, p.Start)); err != nil {
 		return process{}, errors.Join(err, cmd.Process.Kill())
 	}
 	return p, cmd.Process.Release()
+}
+
+// awaitArguments waits until a process that was just started can be known by its arguments. Who starts it may go on a little
+// earlier than that: the kernel has closed what exec closes, and not yet laid out the new program's memory.
+func (p process) awaitArguments() {
+	for len(commandLine(p.PID)) == 0 && p.alive() {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// ensure starts the daemon where it is not running, and reports whether it did.
+func (d daemon) ensure() (started bool, err error) {
+	if _, ok := d.running(); ok {
+		return false, nil
+	}
+	_, err = d.start()
+	return err == nil, err
+}
+
+// waitDaemon polls check while the daemon runs, for as long as patience lasts. Its error ends with the end of the daemon's log.
+func waitDaemon(ctx context.Context, d daemon, otherwise string, patience time.Duration, check func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := poll(ctx, 20*time.Millisecond, func() error {
+		if _, ok := d.running(); !ok {
+			cancel()
+			return errors.New("its process has ended")
+		}
+		return check(ctx)
+	}); err != nil {
+		return fmt.Errorf("%s %s: %w; %s", d.name, otherwise, err, d.tail())
+	}
+	return nil
 }
 
 // withoutWeft drops from an environment the settings that would come before those in an agent's config file.
@@ -187,9 +221,10 @@ func parseStat(content []byte) (stat, error) {
 	return stat{state: fields[0][0], start: start}, nil
 }
 
+// commandLine returns the arguments of a process; none if it is gone, or the kernel is still making it.
 func commandLine(pid int) []string {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil {
+	if err != nil || len(content) == 0 {
 		return nil
 	}
 	return strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")

@@ -4,13 +4,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 func TestParseStat(t *testing.T) {
@@ -76,6 +80,37 @@ func TestDaemonRunning(t *testing.T) {
 				t.Fatalf("%s: stop ended a process that is not the daemon", name)
 			}
 		}
+	}
+}
+
+// A process is known by its arguments from the moment that it counts as started, however busy the machine is.
+func TestStartedProcessIsKnown(t *testing.T) {
+	var group errgroup.Group
+	for range 8 {
+		group.Go(func() error {
+			for range 25 {
+				cmd := exec.Command("sleep", "1000.75")
+				if err := cmd.Start(); err != nil {
+					return err
+				}
+				stat, err := readStat(cmd.Process.Pid)
+				if err == nil {
+					process{PID: cmd.Process.Pid, Start: stat.start}.awaitArguments()
+				}
+				args := commandLine(cmd.Process.Pid)
+				if err := errors.Join(err, cmd.Process.Kill()); err != nil {
+					return err
+				}
+				_ = cmd.Wait() // it was killed
+				if !slices.Contains(args, "1000.75") {
+					return fmt.Errorf("process %d has just been started and has the arguments %q", cmd.Process.Pid, args)
+				}
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Error(err)
 	}
 }
 
