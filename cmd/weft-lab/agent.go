@@ -19,6 +19,9 @@ import (
 	"github.com/weftmesh/weft/datapath"
 )
 
+// agentPatience bounds how long an agent is waited for.
+const agentPatience = 30 * time.Second
+
 // agentConfig is a node's agent.yaml: its keys are the flags of `weft agent`.
 type agentConfig struct {
 	ClusterName          string   `yaml:"cluster-name"`
@@ -30,6 +33,9 @@ type agentConfig struct {
 	ClusterMeshConfig    string   `yaml:"clustermesh-config"`
 	KVStoreConfig        string   `yaml:"kvstore-config"`
 	EndpointsDir         string   `yaml:"endpoints-dir"`
+	ServicesDir          string   `yaml:"services-dir"`
+	ServiceLB            bool     `yaml:"service-lb"`
+	ServiceCgroup        string   `yaml:"service-cgroup"`
 	StateDir             string   `yaml:"state-dir"`
 	BPFFS                string   `yaml:"bpffs"`
 	APISocket            string   `yaml:"api-socket"`
@@ -43,13 +49,16 @@ func (l *lab) agentConfig(n nodePlan) agentConfig {
 	return agentConfig{
 		ClusterName:          n.Cluster,
 		ClusterID:            n.ClusterID,
-		MaxConnectedClusters: 255,
+		MaxConnectedClusters: maxConnectedClusters,
 		NodeName:             n.Name,
 		NodeIP:               []string{n.IPv4.Addr().String(), n.IPv6.Addr().String()},
 		PodCIDR:              []string{n.PodCIDR4.String(), n.PodCIDR6.String()},
 		ClusterMeshConfig:    l.nodeFile(n.Name, "clustermesh"),
 		KVStoreConfig:        l.nodeFile(n.Name, "kvstore.yaml"),
 		EndpointsDir:         l.endpoints(n.Name),
+		ServicesDir:          l.services(n.Cluster),
+		ServiceLB:            true,
+		ServiceCgroup:        l.cgroup(n),
 		StateDir:             l.nodeFile(n.Name, "state"),
 		BPFFS:                l.bpffs(n.Name),
 		APISocket:            l.socket(n.Name),
@@ -103,42 +112,16 @@ func (l *lab) agentDaemon(n nodePlan) daemon {
 	}
 }
 
-// startAgent starts a node's agent where it is not running, and reports whether it did.
-func (l *lab) startAgent(n nodePlan) (started bool, err error) {
-	d := l.agentDaemon(n)
-	if _, ok := d.running(); ok {
-		return false, nil
-	}
-	_, err = d.start()
-	return err == nil, err
-}
-
 // waitAgent waits until a node's agent says that all is well.
 func (l *lab) waitAgent(ctx context.Context, n nodePlan) error {
-	return l.waitFor(ctx, n, "is not well", func(ctx context.Context) error { return l.agentReady(ctx, n) })
+	return waitDaemon(ctx, l.agentDaemon(n), "is not well", agentPatience, func(ctx context.Context) error { return l.agentReady(ctx, n) })
 }
 
 // waitKernel waits until the kernel of a node knows every pod of the other clusters and has a route to each of their
 // nodes' pods.
 func (l *lab) waitKernel(ctx context.Context, n nodePlan) error {
-	return l.waitFor(ctx, n, "has not completed its kernel", func(context.Context) error { return l.kernelComplete(n) })
-}
-
-// waitFor polls check while the agent of a node runs. Its error ends with the end of the agent's log.
-func (l *lab) waitFor(ctx context.Context, n nodePlan, otherwise string, check func(context.Context) error) error {
-	d := l.agentDaemon(n)
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	if err := poll(ctx, 20*time.Millisecond, func() error {
-		if _, ok := d.running(); !ok {
-			cancel()
-			return errors.New("its process has ended")
-		}
-		return check(ctx)
-	}); err != nil {
-		return fmt.Errorf("%s %s: %w; %s", d.name, otherwise, err, d.tail())
-	}
-	return nil
+	return waitDaemon(ctx, l.agentDaemon(n), "has not completed its kernel", agentPatience,
+		func(context.Context) error { return l.kernelComplete(n) })
 }
 
 // agentReady returns nil when a node's agent answers and has no problem.

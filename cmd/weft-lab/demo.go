@@ -30,7 +30,10 @@ const picture = `
         web   10.1.2.10    fd00:10:1:2::10               web   10.2.2.10    fd00:10:2:2::10
         db    10.1.2.11    fd00:10:1:2::11               db    10.2.2.11    fd00:10:2:2::11
 
-      Every node and every pod is a network namespace; every node has an agent, and every cluster an etcd, of its own.
+      service web 10.96.1.80  fd00:96:1::80            service web 10.96.2.80  fd00:96:2::80
+
+      Every node and every pod is a network namespace; every node has an agent, and every cluster an etcd and an operator,
+      of its own. The service is global: where a cluster has no backends of it, the other's are used.
 `
 
 // demo tells one story on a lab, step by step; each step checks what it tells.
@@ -151,6 +154,7 @@ func (d *demo) tell(ctx context.Context) error {
 		{"Where east-1's kernel has this from: the map that its agent has pinned", d.showMap},
 		{"How east-1 reaches the pods: routes of protocol 119", d.showRoutes},
 		{"A pod is added in west, and one is removed", d.showChange},
+		{"One address in east, backends in both clusters: east's go, and return, under requests", d.showService},
 		{"The agent of east-1 is killed under traffic", d.showCrash},
 	}
 	for i, step := range steps {

@@ -150,7 +150,7 @@ func (d *demo) crash(ctx context.Context, t *traffic) error {
 	}
 	d.done("%d packets later there is still no agent, and they still flow", 2*packetsPerSecond)
 	start := time.Now()
-	if _, err := d.startAgent(d.east1); err != nil {
+	if _, err := d.agentDaemon(d.east1).start(); err != nil {
 		return err
 	}
 	if err := d.waitAgent(ctx, d.east1); err != nil {

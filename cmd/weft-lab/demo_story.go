@@ -21,7 +21,7 @@ const changeLimit = time.Second
 // outputIn runs a command in a node's network namespace, in the environment of `weft-lab exec`.
 func (d *demo) outputIn(ctx context.Context, n nodePlan, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Env = d.commandEnv(n.Name, n.Name)
+	cmd.Env = d.commandEnv(n, n.Name)
 	var out string
 	err := inNetNS(n.NetNS, func() (err error) {
 		out, err = output(cmd)

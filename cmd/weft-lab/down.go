@@ -66,6 +66,7 @@ func (l *lab) tearDown(ctx context.Context) error {
 	for _, n := range l.nodes() {
 		errs = append(errs, unmountAll(l.bpffs(n.Name)))
 	}
+	errs = append(errs, l.removeCgroups())
 	names, err := netNSNames(l.topology)
 	errs = append(errs, err)
 	for _, name := range names {
@@ -84,7 +85,7 @@ func (l *lab) daemons() []daemon {
 		all = append(all, l.agentDaemon(n))
 	}
 	for _, c := range l.Clusters {
-		all = append(all, l.etcdDaemon(c))
+		all = append(all, l.operatorDaemon(c), l.etcdDaemon(c))
 	}
 	return all
 }
@@ -97,7 +98,10 @@ func (l *lab) removeState() error {
 			return fmt.Errorf("%s is still mounted", l.bpffs(n.Name))
 		}
 	}
-	for _, name := range []string{"nodes", "etcd", "lab.json"} {
+	if cgroupsMounted(l.cgroupRoot()) {
+		return fmt.Errorf("%s is still mounted", l.cgroupRoot())
+	}
+	for _, name := range []string{"cgroup", "nodes", "operators", "services", "etcd", "lab.json"} {
 		if err := os.RemoveAll(filepath.Join(l.dir, name)); err != nil {
 			return err
 		}

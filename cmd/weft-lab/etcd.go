@@ -14,13 +14,9 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 
@@ -32,7 +28,6 @@ type etcdServer struct {
 	name   string
 	dir    string
 	listen string
-	puts   []string // key=value, written at every start
 }
 
 func newEtcdCommand() *cobra.Command {
@@ -47,7 +42,6 @@ func newEtcdCommand() *cobra.Command {
 	cmd.Flags().StringVar(&s.name, "name", "", "the cluster's name")
 	cmd.Flags().StringVar(&s.dir, "dir", "", "data directory")
 	cmd.Flags().StringVar(&s.listen, "listen", "", "client URL")
-	cmd.Flags().StringArrayVar(&s.puts, "put", nil, "key=value to write when the server is ready")
 	for _, name := range []string{"name", "dir", "listen"} {
 		cobra.CheckErr(cmd.MarkFlagRequired(name))
 	}
@@ -92,15 +86,6 @@ func (s etcdServer) run(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	for _, put := range s.puts {
-		key, value, ok := strings.Cut(put, "=")
-		if !ok {
-			return fmt.Errorf("--put %q: give key=value", put)
-		}
-		if _, err := server.Server.Put(ctx, &etcdserverpb.PutRequest{Key: []byte(key), Value: []byte(value)}); err != nil {
-			return fmt.Errorf("put %s: %w", key, err)
-		}
-	}
 	select {
 	case err := <-server.Err():
 		return fmt.Errorf("serve etcd: %w", err)
@@ -112,17 +97,13 @@ func (s etcdServer) run(ctx context.Context) error {
 // clusterConfigKey is where a cluster tells others its id.
 func clusterConfigKey(cluster string) string { return identity.ClusterConfigPrefix + "/" + cluster }
 
-// etcdDaemon describes the etcd of a cluster. It writes the cluster's configuration at every start; nobody writes sync
-// canaries, so it promises none.
+// etcdDaemon describes the etcd of a cluster.
 func (l *lab) etcdDaemon(c clusterPlan) daemon {
 	data := l.etcdFile(c.Name, "data")
 	return daemon{
-		name: "the etcd of " + c.Name,
-		path: l.self,
-		args: []string{
-			"etcd", "--name", c.Name, "--dir", data, "--listen", c.Etcd.endpoint(),
-			"--put", clusterConfigKey(c.Name) + "=" + fmt.Sprintf(`{"id":%d,"capabilities":{"maxConnectedClusters":255}}`, c.ID),
-		},
+		name:    "the etcd of " + c.Name,
+		path:    l.self,
+		args:    []string{"etcd", "--name", c.Name, "--dir", data, "--listen", c.Etcd.endpoint()},
 		marker:  data,
 		netNS:   c.Etcd.NetNS,
 		logFile: l.etcdFile(c.Name, "etcd.log"),
@@ -130,38 +111,21 @@ func (l *lab) etcdDaemon(c clusterPlan) daemon {
 	}
 }
 
-// startEtcd starts a cluster's etcd where it is not running, and reports whether it did.
-func (l *lab) startEtcd(c clusterPlan) (started bool, err error) {
-	d := l.etcdDaemon(c)
-	if _, ok := d.running(); ok {
-		return false, nil
-	}
-	if err := os.MkdirAll(filepath.Dir(d.logFile), 0o755); err != nil {
-		return false, err
-	}
-	_, err = d.start()
-	return err == nil, err
+// waitEtcd waits until a cluster's etcd answers.
+func (l *lab) waitEtcd(ctx context.Context, c clusterPlan) error {
+	return waitDaemon(ctx, l.etcdDaemon(c), "is not ready", 20*time.Second, func(ctx context.Context) error {
+		if err := askEtcd(ctx, c.Etcd, clusterConfigKey(c.Name)); !errors.Is(err, errNoKey) {
+			return err
+		}
+		return nil
+	})
 }
 
-// waitEtcd waits until a cluster's etcd answers with the cluster's configuration.
-func (l *lab) waitEtcd(ctx context.Context, c clusterPlan) error {
-	d := l.etcdDaemon(c)
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	if err := poll(ctx, 20*time.Millisecond, func() error {
-		if _, ok := d.running(); !ok {
-			cancel()
-			return errors.New("its process has ended")
-		}
-		return askEtcd(ctx, c.Etcd, clusterConfigKey(c.Name))
-	}); err != nil {
-		return fmt.Errorf("%s is not ready: %w; %s", d.name, err, d.tail())
-	}
-	return nil
-}
+// errNoKey indicates that an etcd answers and does not have a key.
+var errNoKey = errors.New("it has no key")
 
 // askEtcd asks an etcd for one key, by its HTTP gateway and from inside its own network namespace. It returns nil when
-// the key is there.
+// the key is there, and an error that wraps errNoKey when it is not.
 func askEtcd(ctx context.Context, e etcdPlan, key string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -195,7 +159,7 @@ func askEtcd(ctx context.Context, e etcdPlan, key string) error {
 		return fmt.Errorf("%s answered %s: %.200s", e.endpoint(), response.Status, answer)
 	}
 	if found.Count == "" || found.Count == "0" {
-		return fmt.Errorf("%s has no key %s yet", e.endpoint(), key)
+		return fmt.Errorf("%s: %w %s", e.endpoint(), errNoKey, key)
 	}
 	return nil
 }

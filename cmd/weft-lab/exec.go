@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -19,8 +20,9 @@ func newExecCommand(env *environment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec NODE|NODE/POD COMMAND [ARG…]",
 		Short: "Run a command in the network namespace of a node or a pod",
-		Long: `exec becomes the command: its streams and its exit code are the command's. Only the network namespace changes.
-WEFT_API_SOCKET and WEFT_BPFFS lead weft to the node's agent and pins, and PATH to the lab's own weft and weft-lab.`,
+		Long: `exec becomes the command: its streams and its exit code are the command's. Only the network namespace
+and the cgroup change. WEFT_API_SOCKET, WEFT_BPFFS and WEFT_OPERATOR_SOCKET lead weft to the node's agent and pins and to the
+cluster's operator, and PATH to the lab's own weft and weft-lab.`,
 		Example: "  weft-lab exec east-1 weft status\n  weft-lab exec east-1/web ip address",
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -58,9 +60,12 @@ func (env *environment) become(place string, argv []string) error {
 	if weft, err := findWeft(env.weft, l.self); err == nil {
 		l.weft = weft
 	}
-	environ := l.commandEnv(n.Name, place)
+	environ := l.commandEnv(n, place)
 	path, err := lookPath(argv[0], environ)
 	if err != nil {
+		return err
+	}
+	if err := l.joinCgroup(n); err != nil {
 		return err
 	}
 	return inNetNS(netNS, func() error {
@@ -71,7 +76,7 @@ func (env *environment) become(place string, argv []string) error {
 }
 
 // commandEnv returns the environment of a command at a place of the lab.
-func (l *lab) commandEnv(node, place string) []string {
+func (l *lab) commandEnv(n nodePlan, place string) []string {
 	path := os.Getenv("PATH")
 	for _, binary := range []string{l.weft, l.self} {
 		if binary != "" {
@@ -81,12 +86,12 @@ func (l *lab) commandEnv(node, place string) []string {
 	var environ []string
 	for _, v := range os.Environ() {
 		name, _, _ := strings.Cut(v, "=")
-		if name != "PATH" && name != "WEFT_API_SOCKET" && name != "WEFT_BPFFS" && name != "WEFT_LAB_PLACE" {
+		if !slices.Contains([]string{"PATH", "WEFT_LAB_PLACE", "WEFT_API_SOCKET", "WEFT_BPFFS", "WEFT_OPERATOR_SOCKET"}, name) {
 			environ = append(environ, v)
 		}
 	}
 	environ = append(environ, "PATH="+path, "WEFT_LAB_PLACE="+place)
-	return append(environ, l.weftEnv(node)...)
+	return append(environ, l.weftEnv(n)...)
 }
 
 // lookPath finds a program by the PATH of an environment that is not this process's own.

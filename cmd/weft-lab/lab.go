@@ -220,9 +220,11 @@ func (l *lab) etcdFile(cluster, name string) string {
 	return filepath.Join(l.dir, "etcd", cluster, name)
 }
 
-// weftEnv is the environment in which the command-line nouns of weft find a node's agent and pins.
-func (l *lab) weftEnv(node string) []string {
-	return []string{"WEFT_API_SOCKET=" + l.socket(node), "WEFT_BPFFS=" + l.bpffs(node)}
+// weftEnv is the environment in which the command-line nouns of weft find a node's agent and pins, and its cluster's operator.
+func (l *lab) weftEnv(n nodePlan) []string {
+	return []string{
+		"WEFT_API_SOCKET=" + l.socket(n.Name), "WEFT_BPFFS=" + l.bpffs(n.Name), "WEFT_OPERATOR_SOCKET=" + l.operatorSocket(n.Cluster),
+	}
 }
 
 // say prints one line of progress.

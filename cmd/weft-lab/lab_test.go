@@ -186,7 +186,7 @@ func TestLifecycle(t *testing.T) {
 
 	l.must("up")
 	s, well := l.status()
-	if !well || len(s.Nodes) != 4 || len(s.Etcds) != 2 || s.Prefix != l.prefix {
+	if !well || len(s.Nodes) != 4 || len(s.Etcds) != 2 || len(s.Operators) != 2 || s.Prefix != l.prefix {
 		t.Errorf("status after up: well %t, %+v", well, s)
 	}
 	if table := l.must("status"); !strings.Contains(table, "west-2/db") || !strings.Contains(table, "ready") {
@@ -214,6 +214,8 @@ func (l *testLab) testExec() {
 		{[]string{"east-1", "ip", "-o", "-4", "address", "show", "eth0"}, "172.18.1.1/16"},
 		{[]string{"west-2/db", "ip", "-o", "-6", "address", "show", "eth0"}, "fd00:10:2:2::11/128"},
 		{[]string{"east-1", "weft", "status"}, "east-1"},
+		{[]string{"west-1", "weft", "operator", "status"}, "west"},
+		{[]string{"east-1/web", "grep", "0::", "/proc/self/cgroup"}, "/" + l.prefix + "-east-1\n"},
 		{[]string{"east-2", "weft", "bpf", "ipcache", "list"}, "10.2.1.10"},
 		{[]string{"east-1/web", "sh", "-c", "echo $WEFT_LAB_PLACE $WEFT_BPFFS"}, "east-1/web " + l.dir + "/nodes/east-1/bpf"},
 	} {
@@ -266,17 +268,20 @@ func (l *testLab) testRepair() {
 	}
 	l.kill(before.Nodes[0].PID)
 	l.kill(before.Etcds[1].PID)
+	l.kill(before.Operators[0].PID)
 	broken, well := l.status()
-	if well || broken.Nodes[0].State != stateDead || broken.Etcds[1].State != stateDead {
-		l.t.Errorf("status of a broken lab: well %t, %s is %s, etcd of %s is %s", well,
-			broken.Nodes[0].Name, broken.Nodes[0].State, broken.Etcds[1].Cluster, broken.Etcds[1].State)
+	if well || broken.Nodes[0].State != stateDead || broken.Etcds[1].State != stateDead || broken.Operators[0].State != stateDead {
+		l.t.Errorf("status of a broken lab: well %t, %s is %s, etcd of %s is %s, operator of %s is %s", well,
+			broken.Nodes[0].Name, broken.Nodes[0].State, broken.Etcds[1].Cluster, broken.Etcds[1].State,
+			broken.Operators[0].Cluster, broken.Operators[0].State)
 	}
 	l.must("up")
 	repaired, well := l.status()
 	if !well {
 		l.t.Errorf("the lab is not well after a repair: %+v", repaired)
 	}
-	if repaired.Nodes[1].PID != before.Nodes[1].PID || repaired.Etcds[0].PID != before.Etcds[0].PID {
+	if repaired.Nodes[1].PID != before.Nodes[1].PID || repaired.Etcds[0].PID != before.Etcds[0].PID ||
+		repaired.Operators[1].PID != before.Operators[1].PID {
 		l.t.Error("the repair replaced processes that were alive")
 	}
 }

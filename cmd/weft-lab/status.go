@@ -17,12 +17,13 @@ import (
 
 // labStatus is what `weft-lab status -o json` prints.
 type labStatus struct {
-	StateDir string       `json:"stateDir"`
-	Prefix   string       `json:"prefix"`
-	Created  time.Time    `json:"created"`
-	Well     bool         `json:"well"`
-	Etcds    []etcdStatus `json:"etcds"`
-	Nodes    []nodeStatus `json:"nodes"`
+	StateDir  string           `json:"stateDir"`
+	Prefix    string           `json:"prefix"`
+	Created   time.Time        `json:"created"`
+	Well      bool             `json:"well"`
+	Etcds     []etcdStatus     `json:"etcds"`
+	Operators []operatorStatus `json:"operators"`
+	Nodes     []nodeStatus     `json:"nodes"`
 }
 
 type etcdStatus struct {
@@ -32,6 +33,16 @@ type etcdStatus struct {
 	PID      int    `json:"pid,omitempty"`
 	State    string `json:"state"` // running, not well, dead
 	Problem  string `json:"problem,omitempty"`
+}
+
+type operatorStatus struct {
+	Cluster  string   `json:"cluster"`
+	NetNS    string   `json:"netns"`
+	Socket   string   `json:"apiSocket"`
+	Log      string   `json:"log"`
+	PID      int      `json:"pid,omitempty"`
+	State    string   `json:"state"` // ready, not well, dead
+	Problems []string `json:"problems"`
 }
 
 type nodeStatus struct {
@@ -69,7 +80,7 @@ func newStatusCommand(env *environment) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the lab's nodes, agents, etcds and pods; ends 1 if anything is not well",
+		Short: "Show the lab's nodes, agents, pods, etcds and operators; ends 1 if anything is not well",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
@@ -104,6 +115,9 @@ func (l *lab) status(ctx context.Context) (labStatus, error) {
 		e := l.etcdStatus(ctx, c)
 		s.Well = s.Well && e.State == stateRunning
 		s.Etcds = append(s.Etcds, e)
+		o := l.operatorStatus(ctx, c)
+		s.Well = s.Well && o.State == stateReady
+		s.Operators = append(s.Operators, o)
 	}
 	for _, n := range l.nodes() {
 		node, err := l.nodeStatus(ctx, n)
@@ -128,6 +142,20 @@ func (l *lab) etcdStatus(ctx context.Context, c clusterPlan) etcdStatus {
 	s.PID, s.State = p.PID, stateRunning
 	if err := askEtcd(ctx, c.Etcd, clusterConfigKey(c.Name)); err != nil {
 		s.State, s.Problem = stateNotWell, err.Error()
+	}
+	return s
+}
+
+func (l *lab) operatorStatus(ctx context.Context, c clusterPlan) operatorStatus {
+	d := l.operatorDaemon(c)
+	s := operatorStatus{
+		Cluster: c.Name, NetNS: c.Etcd.NetNS, Socket: l.operatorSocket(c.Name), Log: d.logFile, State: stateDead, Problems: []string{},
+	}
+	if p, ok := d.running(); ok {
+		s.PID, s.State, s.Problems = p.PID, stateReady, l.operatorProblems(ctx, c)
+		if len(s.Problems) > 0 {
+			s.State = stateNotWell
+		}
 	}
 	return s
 }
@@ -194,8 +222,17 @@ func (s labStatus) table(w io.Writer) error {
 	for _, e := range s.Etcds {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", e.Cluster, e.Endpoint, e.State, pid(e.PID))
 	}
+	fmt.Fprintln(t, "\nOPERATOR\tSTATE\tPID")
+	for _, o := range s.Operators {
+		fmt.Fprintf(t, "%s\t%s\t%s\n", o.Cluster, o.State, pid(o.PID))
+	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	for _, o := range s.Operators {
+		for _, problem := range o.Problems {
+			fmt.Fprintf(w, "\noperator of %s: %s", o.Cluster, problem)
+		}
 	}
 	for _, n := range s.Nodes {
 		for _, problem := range n.Problems {

@@ -14,17 +14,21 @@ import (
 const (
 	nodesPerCluster = 2
 	namespace       = "shop"
-	etcdPort        = 2379
+	// maxConnectedClusters is said by everybody in the mesh.
+	maxConnectedClusters = 255
+	etcdPort             = 2379
 	// routeProtocol marks the routes that weft installs.
 	routeProtocol = 119
 )
 
 // clusterPlan is one cluster of the lab: an etcd and its nodes.
 type clusterPlan struct {
-	Name  string
-	ID    uint8
-	Etcd  etcdPlan
-	Nodes []nodePlan
+	Name     string
+	ID       uint8
+	Etcd     etcdPlan
+	Service4 netip.Addr // of the service web
+	Service6 netip.Addr
+	Nodes    []nodePlan
 }
 
 // etcdPlan is where a cluster's etcd lives.
@@ -96,6 +100,8 @@ func (t topology) newCluster(name string, id uint8) clusterPlan {
 		Port:      "etcd-" + name,
 		Address:   netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 18, id, 100}), 16),
 	}}
+	c.Service4 = netip.AddrFrom4([4]byte{10, 96, id, 80})
+	c.Service6 = netip.MustParseAddr(fmt.Sprintf("fd00:96:%d::80", id))
 	for number := uint8(1); number <= nodesPerCluster; number++ {
 		c.Nodes = append(c.Nodes, t.newNode(name, id, number))
 	}

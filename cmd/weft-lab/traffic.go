@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -158,25 +159,69 @@ func newServeCommand(env *environment) *cobra.Command {
 }
 
 func newRequestCommand(env *environment) *cobra.Command {
-	return &cobra.Command{
-		Use:    "request tcp|udp ADDRESS",
-		Short:  "Send one request to a server of `weft-lab serve` (for `weft-lab exec`)",
+	var every time.Duration
+	cmd := &cobra.Command{
+		Use:    "request tcp|udp ADDRESS[:PORT]",
+		Short:  "Send a request to a server of `weft-lab serve`, or one after the other (for `weft-lab exec`)",
 		Args:   cobra.ExactArgs(2),
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[0] != "tcp" && args[0] != "udp" {
 				return usage(fmt.Errorf("protocol %q: give tcp or udp", args[0]))
 			}
-			addr, err := netip.ParseAddr(args[1])
+			to, err := parseTarget(args[1])
 			if err != nil {
 				return usage(err)
 			}
-			answer, err := request(cmd.Context(), args[0], netip.AddrPortFrom(addr, servicePort))
+			if every > 0 {
+				return requestEvery(cmd.Context(), env.stdout, args[0], to, every)
+			}
+			answer, err := request(cmd.Context(), args[0], to)
 			if err != nil {
 				return err
 			}
 			fmt.Fprintln(env.stdout, answer)
 			return nil
 		},
+	}
+	cmd.Flags().DurationVar(&every, "every", 0,
+		"send a request, each from a socket of its own, so often until stopped, and tell of each; ends 1 if one failed")
+	return cmd
+}
+
+// parseTarget reads an address with or without a port, which is that of a server unless given.
+func parseTarget(text string) (netip.AddrPort, error) {
+	if to, err := netip.ParseAddrPort(text); err == nil {
+		return to, nil
+	}
+	addr, err := netip.ParseAddr(text)
+	return netip.AddrPortFrom(addr, servicePort), err
+}
+
+// failedPrefix begins the line of a request that was not answered.
+const failedPrefix = "failed: "
+
+// requestEvery sends one request after the other until ctx ends, the last of which it lets end, and writes a line for each.
+func requestEvery(ctx context.Context, w io.Writer, protocol string, to netip.AddrPort, every time.Duration) error {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	failed := 0
+	for {
+		answer, err := request(context.WithoutCancel(ctx), protocol, to)
+		if err != nil {
+			failed++
+			answer = failedPrefix + err.Error()
+		}
+		if _, err := fmt.Fprintln(w, answer); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			if failed > 0 {
+				return fmt.Errorf("%d requests failed", failed)
+			}
+			return nil
+		case <-tick.C:
+		}
 	}
 }

@@ -65,6 +65,9 @@ func (l *lab) up(ctx context.Context) error {
 	if err := l.startEtcds(ctx); err != nil {
 		return err
 	}
+	if err := l.startOperators(ctx); err != nil {
+		return err
+	}
 	return l.startAgents(ctx)
 }
 
@@ -94,7 +97,7 @@ func (l *lab) stands() (bool, error) {
 }
 
 func (l *lab) nodeStands(n nodePlan) (bool, error) {
-	if !netNSAlive(n.NetNS) || !bpffsMounted(l.bpffs(n.Name)) {
+	if !netNSAlive(n.NetNS) || !bpffsMounted(l.bpffs(n.Name)) || !cgroupsMounted(l.cgroup(n)) {
 		return false, nil
 	}
 	pods, err := l.pods(n)
@@ -141,7 +144,13 @@ func (l *lab) buildNetwork() error {
 		return err
 	}
 	defer bridge.close()
+	if err := l.mountCgroups(); err != nil {
+		return err
+	}
 	for _, c := range l.Clusters {
+		if err := l.writeClusterFiles(c); err != nil {
+			return err
+		}
 		if err := buildEtcdNetwork(bridge, c.Etcd); err != nil {
 			return err
 		}
@@ -165,6 +174,9 @@ func (l *lab) buildNode(bridge *netNamespace, n nodePlan) error {
 	if err := mountBPFFS(l.bpffs(n.Name)); err != nil {
 		return err
 	}
+	if err := l.buildCgroup(n); err != nil {
+		return err
+	}
 	for _, p := range n.Pods {
 		if err := l.addPod(n, p); err != nil {
 			return err
@@ -177,7 +189,10 @@ func (l *lab) startEtcds(ctx context.Context) error {
 	l.say("Starting an etcd for each cluster")
 	started := make(map[string]string)
 	for _, c := range l.Clusters {
-		isNew, err := l.startEtcd(c)
+		if err := os.MkdirAll(l.etcdFile(c.Name, ""), 0o755); err != nil {
+			return err
+		}
+		isNew, err := l.etcdDaemon(c).ensure()
 		if err != nil {
 			return err
 		}
@@ -193,11 +208,31 @@ func (l *lab) startEtcds(ctx context.Context) error {
 	return nil
 }
 
+func (l *lab) startOperators(ctx context.Context) error {
+	l.say("Starting an operator for each cluster (%s)", filepath.Base(l.weft)+" operator")
+	started := make(map[string]string)
+	for _, c := range l.Clusters {
+		isNew, err := l.operatorDaemon(c).ensure()
+		if err != nil {
+			return err
+		}
+		started[c.Name] = startedWord(isNew)
+	}
+	for _, c := range l.Clusters {
+		since := time.Now()
+		if err := l.waitOperator(ctx, c); err != nil {
+			return err
+		}
+		l.done("%s: the cluster and its global services are published%s%s", c.Name, started[c.Name], took(since))
+	}
+	return nil
+}
+
 func (l *lab) startAgents(ctx context.Context) error {
 	l.say("Starting an agent on each node (%s)", filepath.Base(l.weft)+" agent")
 	started := make(map[string]string)
 	for _, n := range l.nodes() {
-		isNew, err := l.startAgent(n)
+		isNew, err := l.agentDaemon(n).ensure()
 		if err != nil {
 			return err
 		}
