@@ -47,9 +47,12 @@ var rooms = map[string]room{
 	"cmd/weft-lab":      {may: []string{"*"}, why: "puts everything together"},
 	"internal/kube":     {why: "how to follow an API server, whatever of it"},
 	"internal/yamldir":  {why: "what files declare, whoever reads them"},
-	"internal/testutil": {why: "serves the tests of every package, so it can depend on none"},
+	"internal/testutil": {may: []string{"internal/certificate", "internal/kubeapiserver"}, why: "serves the tests of every package, so it can depend on none"},
 	"deploy/sbom":       {why: "reads finished binaries; it needs nothing of ours"},
 	"test":              {may: []string{"*"}, why: "end-to-end tests"},
+
+	"internal/certificate":   {why: "authorities and what they sign, whoever needs one"},
+	"internal/kubeapiserver": {may: []string{"internal/certificate"}, why: "tests and the lab run the same API server; the binary of weft links none of it"},
 }
 
 // owner says who alone, in code that ships, may import a package or anything below it.

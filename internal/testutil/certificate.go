@@ -3,114 +3,39 @@
 package testutil
 
 import (
-	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/weftmesh/weft/internal/certificate"
 )
 
 // CA signs certificates.
-type CA struct {
-	PEM  []byte // its own certificate
-	cert *x509.Certificate
-	key  crypto.Signer
-}
+type CA struct{ *certificate.Authority }
 
 // NewCA makes an authority that is good for ten years either way.
 func NewCA(t testing.TB, name string) *CA {
 	t.Helper()
-	ca := &CA{key: newKey(t)}
-	template := &x509.Certificate{
-		SerialNumber: serial(t), Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage:  x509.KeyUsageCertSign,
-		NotBefore: time.Now().AddDate(-10, 0, 0), NotAfter: time.Now().AddDate(10, 0, 0),
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, ca.key.Public(), ca.key)
-	if err == nil {
-		ca.cert, err = x509.ParseCertificate(der)
-	}
+	authority, err := certificate.NewAuthority(name)
 	if err != nil {
-		t.Fatalf("certificate authority %s: %v", name, err)
+		t.Fatal(err)
 	}
-	ca.PEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	return ca
+	return &CA{authority}
 }
 
-// Certificate says what a CA is to sign. Zero values: no names, valid from an hour ago to an hour from now, for servers
-// and clients, with an ECDSA P-256 key of its own.
-type Certificate struct {
-	CommonName          string
-	Hosts               []string // DNS names and addresses
-	NotBefore, NotAfter time.Time
-	Usage               []x509.ExtKeyUsage
-	Key                 crypto.Signer
-}
+// Certificate says what a CA is to sign.
+type Certificate = certificate.Request
 
 // Issue returns a certificate and its key as PEM.
 func (ca *CA) Issue(t testing.TB, c Certificate) (cert, key []byte) {
 	t.Helper()
-	template := &x509.Certificate{
-		SerialNumber: serial(t), Subject: pkix.Name{CommonName: c.CommonName}, KeyUsage: x509.KeyUsageDigitalSignature,
-		NotBefore: c.NotBefore, NotAfter: c.NotAfter, ExtKeyUsage: c.Usage,
-	}
-	if c.NotBefore.IsZero() {
-		template.NotBefore = time.Now().Add(-time.Hour)
-	}
-	if c.NotAfter.IsZero() {
-		template.NotAfter = time.Now().Add(time.Hour)
-	}
-	if c.Usage == nil {
-		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
-	}
-	for _, host := range c.Hosts {
-		if ip := net.ParseIP(host); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else {
-			template.DNSNames = append(template.DNSNames, host)
-		}
-	}
-	if c.Key == nil {
-		c.Key = newKey(t)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, c.Key.Public(), ca.key)
-	if err != nil {
-		t.Fatalf("certificate %s: %v", c.CommonName, err)
-	}
-	raw, err := x509.MarshalPKCS8PrivateKey(c.Key)
-	if err != nil {
-		t.Fatalf("key of certificate %s: %v", c.CommonName, err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})
-}
-
-func newKey(t testing.TB) crypto.Signer {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	cert, key, err := ca.Authority.Issue(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return key
-}
-
-func serial(t testing.TB) *big.Int {
-	t.Helper()
-	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
+	return cert, key
 }
 
 // MustWriteFile writes a file that nobody else may read. It appears with one rename, never half written.

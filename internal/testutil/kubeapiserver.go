@@ -3,14 +3,13 @@
 package testutil
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,7 +17,12 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/weftmesh/weft/internal/kubeapiserver"
 )
+
+// kubeServices is where an API server of a test takes addresses of services from.
+var kubeServices = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
 
 const (
 	// kubeAPIServerStart is long: a loaded machine takes a minute.
@@ -35,11 +39,11 @@ type KubeAPIServer struct {
 	Addr string // host:port
 	CA   *CA
 
-	dir  string
-	etcd string
-	http *http.Client
-	cmd  *exec.Cmd
-	done chan struct{} // closed when cmd has ended
+	dir    string
+	etcd   string
+	client kubeapiserver.Client
+	cmd    *exec.Cmd
+	done   chan struct{} // closed when cmd has ended
 }
 
 // StartKubeAPIServer starts an API server that keeps its objects in etcd, and returns once it is ready.
@@ -47,22 +51,25 @@ type KubeAPIServer struct {
 func StartKubeAPIServer(t testing.TB, etcd *Etcd) *KubeAPIServer {
 	t.Helper()
 	k := &KubeAPIServer{Addr: freePort(t), CA: NewCA(t, "kubernetes"), dir: t.TempDir(), etcd: etcd.Endpoint()}
-	cert, key := k.CA.Issue(t, Certificate{CommonName: "kube-apiserver", Hosts: []string{"127.0.0.1"}})
-	MustWriteFile(t, k.file("server.crt"), cert)
-	MustWriteFile(t, k.file("server.key"), key)
-	MustWriteFile(t, k.file("tokens.csv"), []byte(adminToken+`,admin,admin,"system:masters"`+"\n"))
+	if err := k.server().WriteFiles(k.CA.Authority, adminToken); err != nil {
+		t.Fatal(err)
+	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(k.CA.PEM)
-	k.http = &http.Client{
+	k.client = kubeapiserver.Client{Addr: k.Addr, Token: adminToken, HTTP: &http.Client{
 		Timeout:   30 * time.Second,
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true},
-	}
+	}}
 	t.Cleanup(k.kill)
 	k.start(t)
 	return k
 }
 
 func (k *KubeAPIServer) file(name string) string { return filepath.Join(k.dir, name) }
+
+func (k *KubeAPIServer) server() kubeapiserver.Server {
+	return kubeapiserver.Server{Dir: k.dir, Addr: netip.MustParseAddrPort(k.Addr), Etcd: k.etcd, Services: kubeServices}
+}
 
 // Stop kills the server.
 func (k *KubeAPIServer) Stop(t testing.TB) {
@@ -82,20 +89,12 @@ func (k *KubeAPIServer) Restart(t testing.TB) {
 
 func (k *KubeAPIServer) start(t testing.TB) {
 	t.Helper()
-	host, port, _ := strings.Cut(k.Addr, ":")
 	log, err := os.Create(k.file("log"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	k.cmd = exec.Command(kubeAPIServerPath(t),
-		"--bind-address", host, "--secure-port", port, "--advertise-address", host, "--etcd-servers", k.etcd,
-		"--cert-dir", k.dir, "--tls-cert-file", k.file("server.crt"), "--tls-private-key-file", k.file("server.key"),
-		"--token-auth-file", k.file("tokens.csv"), "--authorization-mode", "RBAC",
-		"--service-account-issuer", "https://kubernetes.test", "--service-account-key-file", k.file("server.crt"),
-		"--service-account-signing-key-file", k.file("server.key"), "--service-cluster-ip-range", "10.96.0.0/16",
-		// Pods are made here before any controller has made their service account.
-		"--disable-admission-plugins", "ServiceAccount", "--endpoint-reconciler-type", "none")
+	k.cmd = exec.Command(kubeAPIServerPath(t), k.server().Args()...)
 	k.cmd.Stdout, k.cmd.Stderr = log, log
 	k.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := k.cmd.Start(); err != nil {
@@ -114,7 +113,7 @@ func (k *KubeAPIServer) awaitReady(t testing.TB) {
 	t.Helper()
 	deadline := time.Now().Add(kubeAPIServerStart)
 	for {
-		_, err := k.request(call{method: http.MethodGet, path: "/readyz", token: adminToken})
+		_, err := k.request(kubeapiserver.Call{Method: http.MethodGet, Path: "/readyz"})
 		if err == nil {
 			return
 		}
@@ -174,10 +173,7 @@ func (k *KubeAPIServer) Create(t testing.TB, path, object string) []byte {
 // not know are errors.
 func (k *KubeAPIServer) Apply(t testing.TB, path, manifest string) {
 	t.Helper()
-	_, err := k.request(call{
-		method: http.MethodPatch, path: path + "?fieldManager=test&force=true&fieldValidation=Strict", token: adminToken,
-		body: manifest, contentType: "application/apply-patch+yaml",
-	})
+	_, err := k.request(kubeapiserver.Apply(path, manifest, "test"))
 	if err != nil {
 		t.Error(err)
 	}
@@ -209,14 +205,14 @@ func (k *KubeAPIServer) Read(t testing.TB, path string) []byte {
 
 // Exists returns nil if there is an object at path.
 func (k *KubeAPIServer) Exists(path string) error {
-	_, err := k.request(call{method: http.MethodGet, path: path, token: adminToken})
+	_, err := k.request(kubeapiserver.Call{Method: http.MethodGet, Path: path})
 	return err
 }
 
 // MustRefuse fails the test unless who has the token is forbidden something.
 func (k *KubeAPIServer) MustRefuse(t testing.TB, method, path, token string) {
 	t.Helper()
-	_, err := k.request(call{method: method, path: path, token: token})
+	_, err := k.request(kubeapiserver.Call{Method: method, Path: path, Token: token})
 	if err == nil || !strings.Contains(err.Error(), "403 Forbidden") {
 		t.Errorf("%s %s: want it to be forbidden, got %v", method, path, err)
 	}
@@ -224,39 +220,15 @@ func (k *KubeAPIServer) MustRefuse(t testing.TB, method, path, token string) {
 
 func (k *KubeAPIServer) must(t testing.TB, method, path, body string) []byte {
 	t.Helper()
-	answer, err := k.request(call{method: method, path: path, token: adminToken, body: body})
+	answer, err := k.request(kubeapiserver.Call{Method: method, Path: path, Body: body})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return answer
 }
 
-// call is one request to the server. The body is JSON unless contentType says otherwise.
-type call struct{ method, path, token, body, contentType string }
-
-func (k *KubeAPIServer) request(c call) ([]byte, error) {
-	request, err := http.NewRequest(c.method, "https://"+k.Addr+c.path, strings.NewReader(c.body))
-	if err != nil {
-		return nil, err
-	}
-	if c.contentType == "" {
-		c.contentType = "application/json"
-		if c.method == http.MethodPatch {
-			c.contentType = "application/merge-patch+json"
-		}
-	}
-	request.Header.Set("Content-Type", c.contentType)
-	request.Header.Set("Authorization", "Bearer "+c.token)
-	response, err := k.http.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	answer, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode/100 != 2 {
-		err = fmt.Errorf("%s %s: %s: %s", c.method, c.path, response.Status, answer)
-	}
-	return answer, err
+func (k *KubeAPIServer) request(call kubeapiserver.Call) ([]byte, error) {
+	return k.client.Do(context.Background(), call)
 }
 
 // ServiceAccountToken returns a token with which to be a service account.
@@ -281,11 +253,5 @@ func (k *KubeAPIServer) WriteKubeconfig(t testing.TB, file, addr, token string) 
 	if token == "" {
 		token = adminToken
 	}
-	MustWriteFile(t, file, fmt.Appendf(nil, `apiVersion: v1
-kind: Config
-current-context: test
-contexts: [{name: test, context: {cluster: test, user: test}}]
-clusters: [{name: test, cluster: {server: "https://%s", certificate-authority-data: %q}}]
-users: [{name: test, user: {token: %q}}]
-`, addr, base64.StdEncoding.EncodeToString(k.CA.PEM), token))
+	MustWriteFile(t, file, kubeapiserver.Kubeconfig(addr, k.CA.PEM, token))
 }
