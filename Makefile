@@ -37,7 +37,7 @@ export CGO_ENABLED ?= 0
 
 KUBE_APISERVER := .cache/kube-apiserver
 
-.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab test-kernels vagrant-test mechanisms packages sbom vulncheck test-packages test-reproducible clean
+.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab lab-kubernetes test-kernels vagrant-test mechanisms packages sbom vulncheck test-packages test-reproducible clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ demo: deps build ## run the two-cluster lab to its end and tell what happens
 
 lab: deps build ## build the two-cluster lab and leave it up to play with
 	$(BIN)/weft-lab up
+
+lab-kubernetes: deps build kube-apiserver ## build the lab with an API server of Kubernetes in each cluster
+	$(BIN)/weft-lab up --kubernetes
 
 test: deps kube-apiserver ## run every test with the race detector
 	CGO_ENABLED=1 go test -race -count=1 -timeout 15m ./...

@@ -33,7 +33,9 @@ type agentConfig struct {
 	ClusterMeshConfig    string   `yaml:"clustermesh-config"`
 	KVStoreConfig        string   `yaml:"kvstore-config"`
 	EndpointsDir         string   `yaml:"endpoints-dir"`
-	ServicesDir          string   `yaml:"services-dir"`
+	ServicesDir          string   `yaml:"services-dir,omitempty"`
+	KubernetesServices   bool     `yaml:"kubernetes-services,omitempty"`
+	Kubeconfig           string   `yaml:"kubeconfig,omitempty"`
 	ServiceLB            bool     `yaml:"service-lb"`
 	ServiceCgroup        string   `yaml:"service-cgroup"`
 	StateDir             string   `yaml:"state-dir"`
@@ -46,7 +48,7 @@ type agentConfig struct {
 }
 
 func (l *lab) agentConfig(n nodePlan) agentConfig {
-	return agentConfig{
+	config := agentConfig{
 		ClusterName:          n.Cluster,
 		ClusterID:            n.ClusterID,
 		MaxConnectedClusters: maxConnectedClusters,
@@ -56,7 +58,6 @@ func (l *lab) agentConfig(n nodePlan) agentConfig {
 		ClusterMeshConfig:    l.nodeFile(n.Name, "clustermesh"),
 		KVStoreConfig:        l.nodeFile(n.Name, "kvstore.yaml"),
 		EndpointsDir:         l.endpoints(n.Name),
-		ServicesDir:          l.services(n.Cluster),
 		ServiceLB:            true,
 		ServiceCgroup:        l.cgroup(n),
 		StateDir:             l.nodeFile(n.Name, "state"),
@@ -67,6 +68,12 @@ func (l *lab) agentConfig(n nodePlan) agentConfig {
 		FlowSample:           1,
 		LogLevel:             "info",
 	}
+	if l.kubernetes() {
+		config.KubernetesServices, config.Kubeconfig = true, l.kubeconfig(n.Cluster)
+	} else {
+		config.ServicesDir = l.services(n.Cluster)
+	}
+	return config
 }
 
 func etcdClientConfig(e etcdPlan) []byte { return fmt.Appendf(nil, "endpoints:\n- %s\n", e.endpoint()) }

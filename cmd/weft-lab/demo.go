@@ -119,6 +119,7 @@ func (l *lab) replace(ctx context.Context) error {
 		if err := l.tearDown(ctx); err != nil {
 			return err
 		}
+		l.apiserver = "" // the story's services are files
 	} else if !errors.Is(err, os.ErrNotExist) && !isSyntax(err) {
 		return err
 	}

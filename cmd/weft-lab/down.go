@@ -85,7 +85,7 @@ func (l *lab) daemons() []daemon {
 		all = append(all, l.agentDaemon(n))
 	}
 	for _, c := range l.Clusters {
-		all = append(all, l.operatorDaemon(c), l.etcdDaemon(c))
+		all = append(all, l.operatorDaemon(c), l.kubeDaemon(c), l.etcdDaemon(c))
 	}
 	return all
 }
@@ -101,7 +101,7 @@ func (l *lab) removeState() error {
 	if cgroupsMounted(l.cgroupRoot()) {
 		return fmt.Errorf("%s is still mounted", l.cgroupRoot())
 	}
-	for _, name := range []string{"cgroup", "nodes", "operators", "services", "etcd", "lab.json"} {
+	for _, name := range []string{"cgroup", "nodes", "operators", "services", "kubernetes", "etcd", "lab.json"} {
 		if err := os.RemoveAll(filepath.Join(l.dir, name)); err != nil {
 			return err
 		}

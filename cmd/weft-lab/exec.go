@@ -86,7 +86,8 @@ func (l *lab) commandEnv(n nodePlan, place string) []string {
 	var environ []string
 	for _, v := range os.Environ() {
 		name, _, _ := strings.Cut(v, "=")
-		if !slices.Contains([]string{"PATH", "WEFT_LAB_PLACE", "WEFT_API_SOCKET", "WEFT_BPFFS", "WEFT_OPERATOR_SOCKET"}, name) {
+		if !slices.Contains([]string{"PATH", "WEFT_LAB_PLACE", "WEFT_API_SOCKET", "WEFT_BPFFS", "WEFT_OPERATOR_SOCKET"}, name) &&
+			(name != "KUBECONFIG" || !l.kubernetes()) {
 			environ = append(environ, v)
 		}
 	}

@@ -34,14 +34,17 @@ type lab struct {
 	mode string // how the nodes reach the pods of others: "native" or "tunnel"
 	dir  string // absolute
 	weft string // the weft binary; empty where a command has no need of it
-	self string // this binary
-	out  io.Writer
+	// apiserver is the program of Kubernetes' API server; empty in a lab without Kubernetes.
+	apiserver string
+	self      string // this binary
+	out       io.Writer
 }
 
 // manifest is the file that tells what stands in a state directory.
 type manifest struct {
 	Prefix      string    `json:"prefix"`
 	RoutingMode string    `json:"routingMode"`
+	APIServer   string    `json:"kubeAPIServer,omitempty"`
 	Created     time.Time `json:"created"`
 	Complete    bool      `json:"complete"` // the network has been built to its end
 }
@@ -62,7 +65,9 @@ func readManifest(dir string) (manifest, error) {
 }
 
 func (l *lab) writeManifest(complete bool) error {
-	content, err := json.Marshal(manifest{Prefix: l.Prefix, RoutingMode: l.mode, Created: time.Now().UTC(), Complete: complete})
+	content, err := json.Marshal(manifest{
+		Prefix: l.Prefix, RoutingMode: l.mode, APIServer: l.apiserver, Created: time.Now().UTC(), Complete: complete,
+	})
 	if err != nil {
 		return err
 	}
@@ -76,12 +81,12 @@ func openLab(dir, prefix string, out io.Writer) (*lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	mode := defaultRoutingMode
+	mode, apiserver := defaultRoutingMode, ""
 	switch m, err := readManifest(dir); {
 	case err == nil && prefix != "" && prefix != m.Prefix:
 		return nil, fmt.Errorf("the lab in %s has the prefix %q: take it down first, or give another --state-dir", dir, m.Prefix)
 	case err == nil:
-		prefix, mode = m.Prefix, cmp.Or(m.RoutingMode, mode)
+		prefix, mode, apiserver = m.Prefix, cmp.Or(m.RoutingMode, mode), m.APIServer
 	case !errors.Is(err, os.ErrNotExist) && !isSyntax(err):
 		return nil, err
 	}
@@ -95,22 +100,40 @@ func openLab(dir, prefix string, out io.Writer) (*lab, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find this program's own file: %w", err)
 	}
-	return &lab{topology: newTopology(prefix), mode: mode, dir: dir, self: self, out: out}, nil
+	return &lab{topology: newTopology(prefix), mode: mode, dir: dir, self: self, apiserver: apiserver, out: out}, nil
 }
 
-// choose sets the routing mode of a lab that is to be built; "" leaves it. That of one that stands cannot be changed.
-func (l *lab) choose(mode string) error {
-	if mode == "" || mode == l.mode {
+// choice is what may be chosen of a lab that is to be built. What one that stands is like cannot be changed.
+type choice struct {
+	mode       string // "": native, or as the lab that stands
+	kubernetes bool
+	apiserver  string // the program; "": see findAPIServer
+}
+
+// choose makes a lab that is to be built as it is wanted, and refuses what one that stands is not.
+func (l *lab) choose(want choice) error {
+	if want.mode != "" && want.mode != "native" && want.mode != "tunnel" {
+		return usage(fmt.Errorf("--routing-mode %q: give native or tunnel", want.mode))
+	}
+	if want.apiserver != "" && !want.kubernetes {
+		return usage(errors.New("--kube-apiserver goes with --kubernetes: give that, too"))
+	}
+	stands, err := l.stands()
+	switch {
+	case err != nil:
+		return err
+	case stands && want.mode != "" && want.mode != l.mode:
+		return fmt.Errorf("the lab in %s has the routing mode %s: take it down first", l.dir, l.mode)
+	case stands && want.kubernetes && !l.kubernetes():
+		return fmt.Errorf("the lab in %s has no Kubernetes: take it down first", l.dir)
+	case stands:
 		return nil
 	}
-	if mode != "native" && mode != "tunnel" {
-		return usage(fmt.Errorf("--routing-mode %q: give native or tunnel", mode))
+	l.mode = cmp.Or(want.mode, l.mode)
+	if want.kubernetes {
+		l.apiserver, err = findAPIServer(want.apiserver, l.self)
 	}
-	if stands, err := l.stands(); err != nil || stands {
-		return cmp.Or(err, fmt.Errorf("the lab in %s has the routing mode %s: take it down first", l.dir, l.mode))
-	}
-	l.mode = mode
-	return nil
+	return err
 }
 
 // isSyntax reports whether a manifest was cut short by a crash.
@@ -220,11 +243,16 @@ func (l *lab) etcdFile(cluster, name string) string {
 	return filepath.Join(l.dir, "etcd", cluster, name)
 }
 
-// weftEnv is the environment in which the command-line nouns of weft find a node's agent and pins, and its cluster's operator.
+// weftEnv is the environment in which the command-line nouns of weft find a node's agent and pins, and its cluster's operator,
+// and kubectl the cluster's API server.
 func (l *lab) weftEnv(n nodePlan) []string {
-	return []string{
+	environ := []string{
 		"WEFT_API_SOCKET=" + l.socket(n.Name), "WEFT_BPFFS=" + l.bpffs(n.Name), "WEFT_OPERATOR_SOCKET=" + l.operatorSocket(n.Cluster),
 	}
+	if l.kubernetes() {
+		environ = append(environ, "KUBECONFIG="+l.kubeconfig(n.Cluster))
+	}
+	return environ
 }
 
 // say prints one line of progress.

@@ -82,7 +82,7 @@ namespace with an agent of its own, its own BPF file system and two pods. It nee
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	root.AddCommand(
 		newUpCommand(env), newStatusCommand(env), newExecCommand(env), newShellCommand(env), newPodCommand(env),
-		newDemoCommand(env), newDownCommand(env), newEtcdCommand(), newServeCommand(env), newRequestCommand(env),
+		newDemoCommand(env), newDownCommand(env), newKubernetesCommand(env), newEtcdCommand(), newServeCommand(env), newRequestCommand(env),
 	)
 	for _, cmd := range root.Commands() {
 		usageArgs(cmd)

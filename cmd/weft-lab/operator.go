@@ -24,7 +24,9 @@ type operatorConfig struct {
 	ClusterID            uint8  `yaml:"cluster-id"`
 	MaxConnectedClusters int    `yaml:"max-connected-clusters"`
 	KVStoreConfig        string `yaml:"kvstore-config"`
-	ServicesDir          string `yaml:"services-dir"`
+	ServicesDir          string `yaml:"services-dir,omitempty"`
+	Kubernetes           bool   `yaml:"kubernetes,omitempty"`
+	Kubeconfig           string `yaml:"kubeconfig,omitempty"`
 	Election             string `yaml:"election"`
 	CanaryDelay          string `yaml:"canary-delay"`
 	LogLevel             string `yaml:"log-level"`
@@ -36,33 +38,46 @@ func (l *lab) operatorFile(cluster, name string) string {
 func (l *lab) operatorSocket(cluster string) string { return l.operatorFile(cluster, "operator.sock") }
 
 func (l *lab) operatorConfig(c clusterPlan) operatorConfig {
-	return operatorConfig{
+	config := operatorConfig{
 		ClusterName:          c.Name,
 		ClusterID:            c.ID,
 		MaxConnectedClusters: maxConnectedClusters,
 		KVStoreConfig:        l.operatorFile(c.Name, "kvstore.yaml"),
-		ServicesDir:          l.services(c.Name),
 		Election:             "none",
 		CanaryDelay:          "0s",
 		LogLevel:             "info",
 	}
+	if l.kubernetes() {
+		config.Kubernetes, config.Kubeconfig = true, l.kubeconfig(c.Name)
+	} else {
+		config.ServicesDir = l.services(c.Name)
+	}
+	return config
 }
 
-// writeClusterFiles writes what a cluster's operator reads: operator.yaml, kvstore.yaml and the cluster's services.
+// writeClusterFiles writes what a cluster's operator reads: operator.yaml, kvstore.yaml and the cluster's services, or where
+// there is Kubernetes what its API server needs.
 func (l *lab) writeClusterFiles(c clusterPlan) error {
-	for _, dir := range []string{l.operatorFile(c.Name, ""), l.services(c.Name)} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
+	if err := os.MkdirAll(l.operatorFile(c.Name, ""), 0o755); err != nil {
+		return err
 	}
 	operator, err := yaml.Marshal(l.operatorConfig(c))
 	if err != nil {
 		return err
 	}
-	return errors.Join(
+	if err := errors.Join(
 		writeFile(l.operatorFile(c.Name, "operator.yaml"), operator),
 		writeFile(l.operatorFile(c.Name, "kvstore.yaml"), etcdClientConfig(c.Etcd)),
-		l.declareService(c, c.web()))
+	); err != nil {
+		return err
+	}
+	if l.kubernetes() {
+		return l.writeKubeFiles(c)
+	}
+	if err := os.MkdirAll(l.services(c.Name), 0o755); err != nil {
+		return err
+	}
+	return l.declareService(c, c.web())
 }
 
 // operatorDaemon describes a cluster's operator, which lives beside the cluster's etcd.

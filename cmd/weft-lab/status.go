@@ -8,28 +8,43 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/weftmesh/weft/internal/kubeapiserver"
 )
 
 // labStatus is what `weft-lab status -o json` prints.
 type labStatus struct {
-	StateDir  string           `json:"stateDir"`
-	Prefix    string           `json:"prefix"`
-	Created   time.Time        `json:"created"`
-	Well      bool             `json:"well"`
-	Etcds     []etcdStatus     `json:"etcds"`
-	Operators []operatorStatus `json:"operators"`
-	Nodes     []nodeStatus     `json:"nodes"`
+	StateDir   string           `json:"stateDir"`
+	Prefix     string           `json:"prefix"`
+	Created    time.Time        `json:"created"`
+	Well       bool             `json:"well"`
+	Etcds      []etcdStatus     `json:"etcds"`
+	APIServers []kubeStatus     `json:"kubeAPIServers,omitempty"`
+	Operators  []operatorStatus `json:"operators"`
+	Nodes      []nodeStatus     `json:"nodes"`
 }
 
 type etcdStatus struct {
 	Cluster  string `json:"cluster"`
 	NetNS    string `json:"netns"`
 	Endpoint string `json:"endpoint"`
+	PID      int    `json:"pid,omitempty"`
+	State    string `json:"state"` // running, not well, dead
+	Problem  string `json:"problem,omitempty"`
+}
+
+// kubeStatus is the state of an API server of Kubernetes.
+type kubeStatus struct {
+	Cluster  string `json:"cluster"`
+	NetNS    string `json:"netns"`
+	Endpoint string `json:"endpoint"`
+	Log      string `json:"log"`
 	PID      int    `json:"pid,omitempty"`
 	State    string `json:"state"` // running, not well, dead
 	Problem  string `json:"problem,omitempty"`
@@ -115,6 +130,11 @@ func (l *lab) status(ctx context.Context) (labStatus, error) {
 		e := l.etcdStatus(ctx, c)
 		s.Well = s.Well && e.State == stateRunning
 		s.Etcds = append(s.Etcds, e)
+		if l.kubernetes() {
+			k := l.kubeStatus(ctx, c)
+			s.Well = s.Well && k.State == stateRunning
+			s.APIServers = append(s.APIServers, k)
+		}
 		o := l.operatorStatus(ctx, c)
 		s.Well = s.Well && o.State == stateReady
 		s.Operators = append(s.Operators, o)
@@ -141,6 +161,22 @@ func (l *lab) etcdStatus(ctx context.Context, c clusterPlan) etcdStatus {
 	}
 	s.PID, s.State = p.PID, stateRunning
 	if err := askEtcd(ctx, c.Etcd, clusterConfigKey(c.Name)); err != nil {
+		s.State, s.Problem = stateNotWell, err.Error()
+	}
+	return s
+}
+
+func (l *lab) kubeStatus(ctx context.Context, c clusterPlan) kubeStatus {
+	d := l.kubeDaemon(c)
+	s := kubeStatus{Cluster: c.Name, NetNS: c.Etcd.NetNS, Endpoint: "https://" + c.kubeAddr().String(), Log: d.logFile, State: stateDead}
+	p, ok := d.running()
+	if !ok {
+		return s
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	s.PID, s.State = p.PID, stateRunning
+	if _, err := l.askKubernetes(ctx, c, kubeapiserver.Call{Method: http.MethodGet, Path: "/readyz"}); err != nil {
 		s.State, s.Problem = stateNotWell, err.Error()
 	}
 	return s
@@ -222,6 +258,12 @@ func (s labStatus) table(w io.Writer) error {
 	for _, e := range s.Etcds {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", e.Cluster, e.Endpoint, e.State, pid(e.PID))
 	}
+	if len(s.APIServers) > 0 {
+		fmt.Fprintln(t, "\nKUBERNETES\tENDPOINT\tSTATE\tPID")
+	}
+	for _, k := range s.APIServers {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", k.Cluster, k.Endpoint, k.State, pid(k.PID))
+	}
 	fmt.Fprintln(t, "\nOPERATOR\tSTATE\tPID")
 	for _, o := range s.Operators {
 		fmt.Fprintf(t, "%s\t%s\t%s\n", o.Cluster, o.State, pid(o.PID))
@@ -242,6 +284,11 @@ func (s labStatus) table(w io.Writer) error {
 	for _, e := range s.Etcds {
 		if e.Problem != "" {
 			fmt.Fprintf(w, "\netcd of %s: %s", e.Cluster, e.Problem)
+		}
+	}
+	for _, k := range s.APIServers {
+		if k.Problem != "" {
+			fmt.Fprintf(w, "\nAPI server of %s: %s", k.Cluster, k.Problem)
 		}
 	}
 	_, err := fmt.Fprintln(w)

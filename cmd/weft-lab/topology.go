@@ -179,6 +179,16 @@ func (t topology) nodes() []nodePlan {
 	return nodes
 }
 
+// cluster returns the cluster of that name.
+func (t topology) cluster(name string) (clusterPlan, error) {
+	for _, c := range t.Clusters {
+		if c.Name == name {
+			return c, nil
+		}
+	}
+	return clusterPlan{}, fmt.Errorf("no cluster %q in the lab: there are %s and %s", name, t.Clusters[0].Name, t.Clusters[1].Name)
+}
+
 // node returns the node of that name.
 func (t topology) node(name string) (nodePlan, error) {
 	nodes := t.nodes()

@@ -14,7 +14,7 @@ import (
 )
 
 func newUpCommand(env *environment) *cobra.Command {
-	mode := ""
+	var want choice
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Build the lab, or check and repair one that is up",
@@ -29,7 +29,7 @@ func newUpCommand(env *environment) *cobra.Command {
 				return err
 			}
 			defer unlock()
-			if err := l.choose(mode); err != nil {
+			if err := l.choose(want); err != nil {
 				return err
 			}
 			if err := l.up(cmd.Context()); err != nil {
@@ -42,7 +42,11 @@ func newUpCommand(env *environment) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&mode, "routing-mode", "",
+	cmd.Flags().BoolVar(&want.kubernetes, "kubernetes", false,
+		"give each cluster an API server of Kubernetes, from which its operator and its agents have the services")
+	cmd.Flags().StringVar(&want.apiserver, "kube-apiserver", "",
+		"the program of the API server (default: the one beside weft-lab, else what `make kube-apiserver` builds, else in PATH)")
+	cmd.Flags().StringVar(&want.mode, "routing-mode", "",
 		"how nodes reach the pods of others: native, or tunnel, through an overlay (default: the running lab's, or "+defaultRoutingMode+")")
 	return cmd
 }
@@ -63,6 +67,9 @@ func (l *lab) up(ctx context.Context) error {
 		}
 	}
 	if err := l.startEtcds(ctx); err != nil {
+		return err
+	}
+	if err := l.startKubernetes(ctx); err != nil {
 		return err
 	}
 	if err := l.startOperators(ctx); err != nil {

@@ -94,7 +94,7 @@ func (k *KubeAPIServer) start(t testing.TB) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	k.cmd = exec.Command(kubeAPIServerPath(t), k.server().Args()...)
+	k.cmd = exec.Command(KubeAPIServerPath(t), k.server().Args()...)
 	k.cmd.Stdout, k.cmd.Stderr = log, log
 	k.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := k.cmd.Start(); err != nil {
@@ -142,8 +142,8 @@ func (k *KubeAPIServer) kill() {
 	k.cmd = nil
 }
 
-// kubeAPIServerPath is the binary in the root of the module, which holds go.mod and is above the directory of every test.
-func kubeAPIServerPath(t testing.TB) string {
+// KubeAPIServerPath is the binary in the root of the module, which holds go.mod and is above the directory of every test.
+func KubeAPIServerPath(t testing.TB) string {
 	t.Helper()
 	dir, err := os.Getwd()
 	if err != nil {
