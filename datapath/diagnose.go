@@ -45,6 +45,8 @@ type Diagnosis struct {
 	Devices []string
 	// TunnelPort is the UDP port of the overlay.
 	TunnelPort uint16
+	// ServiceCgroup is the cgroup whose sockets are to reach services; "": see [DefaultCgroup].
+	ServiceCgroup string
 
 	proc, sys string // where those file systems are
 }
@@ -57,7 +59,7 @@ func Diagnose(d Diagnosis) []Finding {
 	}
 	e := &examiner{Diagnosis: d}
 	for _, examine := range []func(){
-		e.kernel, e.privileges, e.pins, e.hooks, e.maps, e.compiler, e.settings, e.lockdown, e.network,
+		e.kernel, e.privileges, e.pins, e.hooks, e.maps, e.compiler, e.settings, e.lockdown, e.network, e.services,
 	} {
 		examine()
 	}
@@ -68,6 +70,10 @@ func Diagnose(d Diagnosis) []Finding {
 type examiner struct {
 	Diagnosis
 	found []Finding
+
+	// What pins tells, if this process may look into them.
+	pinned  *pinDir // nil: there are none, or they cannot be seen
+	running bool    // an agent works on them
 }
 
 func (e *examiner) fine(name, format string, args ...any) {
@@ -123,9 +129,9 @@ func (e *examiner) pins() {
 	case errors.Is(err, fs.ErrPermission):
 		e.warn("bpffs", "this user may not look into "+e.BPFFS, "run this as root, or as the agent's user")
 	case err != nil:
-		e.fail("bpffs", err.Error(), "")
+		e.fail("bpffs", err.Error(), "mount one anew: mount -t bpf bpf "+e.BPFFS)
 	case ownErr != nil:
-		e.warn("bpffs", strings.TrimPrefix(ownErr.Error(), ErrBPFFS.Error()+": "), "")
+		e.warn("bpffs", strings.TrimPrefix(ownErr.Error(), ErrBPFFS.Error()+": "), "what is pinned there cannot be looked at")
 	default:
 		e.lock(path, of)
 	}
@@ -135,13 +141,16 @@ func (e *examiner) lock(path string, of owner) {
 	dir, err := lockPinDir(path)
 	switch {
 	case errors.Is(err, ErrInUse):
+		e.running = true
 		e.fine("bpffs", "%s of uid %d, an agent runs", path, of.uid)
 	case err != nil:
-		e.warn("bpffs", err.Error(), "")
+		e.warn("bpffs", err.Error(), "run this as root, or as the agent's user")
+		return
 	default:
 		_ = dir.Close()
 		e.fine("bpffs", "%s of uid %d, no agent runs", path, of.uid)
 	}
+	e.pinned = &pinDir{path: path}
 }
 
 func (e *examiner) hooks() {
@@ -158,6 +167,7 @@ func (e *examiner) maps() {
 	e.probe("lpm trie", features.HaveMapType(ebpf.LPMTrie), "the kernel lacks BPF_MAP_TYPE_LPM_TRIE: weft cannot work on it")
 	e.probe("ring buffer", features.HaveMapType(ebpf.RingBuf), "the kernel lacks BPF_MAP_TYPE_RINGBUF (Linux 5.8): weft cannot work on it")
 	e.probe("per-cpu hash", features.HaveMapType(ebpf.PerCPUHash), "the kernel lacks BPF_MAP_TYPE_PERCPU_HASH: weft cannot work on it")
+	e.probe("array of maps", features.HaveMapType(ebpf.ArrayOfMaps), "the kernel lacks BPF_MAP_TYPE_ARRAY_OF_MAPS: weft cannot work on it")
 	e.probe("tc programs", features.HaveProgramType(ebpf.SchedCLS), "the kernel lacks BPF_PROG_TYPE_SCHED_CLS: weft cannot work on it")
 	switch err := probeBatch(); {
 	case err == nil:
@@ -165,7 +175,7 @@ func (e *examiner) maps() {
 	case errors.Is(err, ebpf.ErrNotSupported):
 		e.warn("batches", "the map takes one entry in a system call", "nothing, but starting with very many entries takes longer")
 	default:
-		e.warn("batches", "cannot be tried: "+oneLine(err), "")
+		e.warn("batches", "cannot be tried: "+oneLine(err), asAgent)
 	}
 	switch err := probeMmap(); {
 	case err == nil:
@@ -173,7 +183,7 @@ func (e *examiner) maps() {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, ebpf.ErrNotSupported):
 		e.warn("mapped arrays", "arrays cannot be written through memory", "nothing, but lookups go through the trie alone")
 	default:
-		e.warn("mapped arrays", "cannot be tried: "+oneLine(err), "")
+		e.warn("mapped arrays", "cannot be tried: "+oneLine(err), asAgent)
 	}
 }
 
@@ -184,9 +194,12 @@ func (e *examiner) probe(name string, err error, advice string) {
 	case errors.Is(err, ebpf.ErrNotSupported):
 		e.fail(name, "missing", advice)
 	default:
-		e.warn(name, "cannot be tried: "+oneLine(err), "")
+		e.warn(name, "cannot be tried: "+oneLine(err), asAgent)
 	}
 }
+
+// asAgent is what to do where this process lacks what the agent has.
+const asAgent = "run this as root, or with the capabilities of the agent"
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
@@ -251,7 +264,7 @@ func (e *examiner) settings() {
 	case "1", "2":
 		e.fine("unprivileged bpf", "disabled (%s)", value)
 	case "":
-		e.warn("unprivileged bpf", "kernel.unprivileged_bpf_disabled cannot be read", "")
+		e.warn("unprivileged bpf", "kernel.unprivileged_bpf_disabled cannot be read", "run this as root")
 	default:
 		e.warn("unprivileged bpf", "every user may load programs", "sysctl kernel.unprivileged_bpf_disabled=2")
 	}

@@ -9,8 +9,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -25,29 +23,34 @@ const (
 
 // network looks at the devices of the network namespace of the calling thread.
 func (e *examiner) network() {
+	const advice = "try again; if it stays, look for what forbids netlink to this process"
 	h, err := openHost()
 	if err != nil {
-		e.warn("devices", oneLine(err), "")
+		e.warn("devices", oneLine(err), advice)
 		return
 	}
 	defer h.Close()
 	links, err := h.handle.LinkList()
 	if err != nil {
-		e.warn("devices", oneLine(err), "")
+		e.warn("devices", oneLine(err), advice)
 		return
 	}
+	on := e.openHooks(h)
 	chosen := e.choose(h, links)
 	for _, l := range chosen {
-		e.device(h, l)
+		e.device(l)
+		e.advertised(h, l)
+		e.attached(on, l, bpf.Programs[:])
 	}
-	e.overlay(links, chosen)
+	e.overlay(on, links, chosen)
+	e.pods(on, links)
 }
 
 // choose finds the devices that are to have programs.
 func (e *examiner) choose(h *host, links []netlink.Link) []netlink.Link {
 	_, defaults, err := h.routes(func(netip.Prefix) bool { return false })
 	if err != nil {
-		e.warn("devices", oneLine(err), "")
+		e.warn("devices", oneLine(err), "name those that reach other nodes with --devices")
 	}
 	var chosen []netlink.Link
 	for _, l := range links {
@@ -68,7 +71,7 @@ func (e *examiner) choose(h *host, links []netlink.Link) []netlink.Link {
 }
 
 // device looks at one that is to have programs.
-func (e *examiner) device(h *host, l netlink.Link) {
+func (e *examiner) device(l netlink.Link) {
 	a := l.Attrs()
 	name := "device " + a.Name
 	switch {
@@ -80,74 +83,46 @@ func (e *examiner) device(h *host, l netlink.Link) {
 		e.fine(name, "index %d, mtu %d", a.Index, a.MTU)
 	}
 	if a.Xdp != nil && a.Xdp.Attached {
-		e.warn(name, fmt.Sprintf("an XDP program (id %d) sees packets before weft and may take them away", a.Xdp.ProgId), "")
+		e.warn(name, fmt.Sprintf("an XDP program (id %d) sees packets before weft", a.Xdp.ProgId),
+			"nothing, unless it takes them away: bpftool net show dev "+a.Name)
 	}
-	const conf = "net/ipv4/conf"
-	if e.sysctl(conf, "all", "rp_filter") == "1" || e.sysctl(conf, a.Name, "rp_filter") == "1" {
+	e.reversePath(name, a.Name)
+}
+
+// reversePath looks at whether the kernel drops packets that come another way than they would go. Of the two settings, the
+// greater one counts.
+func (e *examiner) reversePath(name, device string) {
+	const conf, strict = "net/ipv4/conf", "1"
+	if max(e.sysctl(conf, "all", "rp_filter"), e.sysctl(conf, device, "rp_filter")) == strict {
 		e.warn(name, "rp_filter is strict: packets of pods that come another way than they go are dropped",
-			"sysctl net.ipv4.conf.all.rp_filter=2, and the same for the device")
-	}
-	e.neighbours(h, a.Name, a.Index)
-}
-
-// neighbours looks at programs of others on a device of ours.
-func (e *examiner) neighbours(h *host, device string, index int) {
-	name := "device " + device
-	for _, p := range bpf.Programs {
-		result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: p.Attach})
-		if err == nil {
-			e.others(name, p, result.Programs)
-		}
-		list, err := h.filters(index, parentOf(p.Attach))
-		if err != nil {
-			continue // without the privilege
-		}
-		for _, f := range list {
-			b, isBPF := f.(*netlink.BpfFilter)
-			switch {
-			case isBPF && b.Name == p.Name && b.Priority == filterPriority:
-			case f.Attrs().Priority == filterPriority:
-				e.fail(name, fmt.Sprintf("a filter of somebody else (%s) has priority %d, which is weft's", f.Type(), filterPriority),
-					"remove it: tc filter del dev "+device+" prio 119")
-			default:
-				e.warn(name, fmt.Sprintf("a filter of somebody else (%s, priority %d) is on the hook of %s", f.Type(), f.Attrs().Priority, p.Name),
-					"nothing, unless it takes packets away before weft sees them")
-			}
-		}
+			"sysctl net.ipv4.conf.all.rp_filter=2")
 	}
 }
 
-// others tells of programs at a tcx hook that are not weft's, as far as their names can be read.
-func (e *examiner) others(name string, p bpf.Program, attached []link.AttachedProgram) {
-	for i, a := range attached {
-		title := programName(a.ID)
-		const shown = 15 // characters of a name in the kernel, where it is not known from types
-		if title == p.Name || title == p.Name[:min(len(p.Name), shown)] {
-			continue
-		}
-		if len(attached) > 1 || title != "" {
-			e.warn(name, fmt.Sprintf("a program of somebody else (%d %s) is at place %d of the hook of %s", a.ID, title, i+1, p.Name),
-				"nothing, unless it ends the way of packets before weft sees them")
-		}
+// advertised looks at whether a default route that a router advertised is kept: a device that forwards does not listen to
+// routers unless it is told to.
+func (e *examiner) advertised(h *host, l netlink.Link) {
+	device := l.Attrs().Name
+	const conf = "net/ipv6/conf"
+	if e.sysctl(conf, device, "forwarding") != "1" || e.sysctl(conf, device, "accept_ra") != "1" {
+		return
 	}
-}
-
-// programName is a program's name in the kernel; "" if this process may not ask.
-func programName(id ebpf.ProgramID) string {
-	p, err := ebpf.NewProgramFromID(id)
+	routes, err := h.handle.RouteList(l, netlink.FAMILY_V6)
 	if err != nil {
-		return ""
+		e.warn("device "+device, "its IPv6 routes cannot be read: "+oneLine(err), "try again")
+		return
 	}
-	defer p.Close()
-	info, err := p.Info()
-	if err != nil {
-		return ""
+	for _, r := range routes {
+		if k, ok := fromNetlink(&r); ok && k.Prefix.Bits() == 0 && k.Protocol == unix.RTPROT_RA {
+			e.warn("device "+device, "its IPv6 default route is of a router to which it does not listen any more, since it forwards: it will expire",
+				"sysctl net.ipv6.conf."+device+".accept_ra=2")
+			return
+		}
 	}
-	return info.Name
 }
 
 // overlay looks at the device of the overlay and its port.
-func (e *examiner) overlay(links, underlay []netlink.Link) {
+func (e *examiner) overlay(on *hooks, links, underlay []netlink.Link) {
 	path := 0
 	for _, l := range underlay {
 		if mtu := l.Attrs().MTU; path == 0 || mtu < path {
@@ -158,8 +133,14 @@ func (e *examiner) overlay(links, underlay []netlink.Link) {
 		vxlan, ok := l.(*netlink.Vxlan)
 		switch {
 		case !ok:
-		case vxlan.Name == overlayDevice:
+		case isOverlay(l):
 			e.overlayMTU(vxlan.MTU, path)
+			e.reversePath("device "+overlayDevice, overlayDevice)
+			e.attached(on, l, bpf.OverlayPrograms[:])
+			return
+		case vxlan.Name == overlayDevice:
+			e.fail("device "+overlayDevice, "it is of somebody else: it does not take its tunnels from programs",
+				"ip link del "+overlayDevice+", and weft makes its own, or do without --routing-mode tunnel")
 			return
 		case vxlan.Port == int(e.TunnelPort):
 			e.warn("tunnel port", fmt.Sprintf("device %s of somebody else uses UDP port %d", vxlan.Name, e.TunnelPort),
@@ -195,6 +176,6 @@ func (e *examiner) port() {
 	case errors.Is(err, unix.EADDRINUSE):
 		e.warn("tunnel port", fmt.Sprintf("somebody has UDP port %d", e.TunnelPort), "find out who: ss -lunp; or give the overlay another port, on all nodes the same")
 	default:
-		e.warn("tunnel port", oneLine(err), "")
+		e.warn("tunnel port", oneLine(err), "give the overlay another port with --tunnel-port, on all nodes the same")
 	}
 }

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
 	"github.com/weftmesh/weft/internal/testutil"
@@ -19,6 +22,11 @@ import (
 func (h *testHost) diagnose(d Diagnosis) (found []Finding) {
 	h.t.Helper()
 	h.ns.Do(h.t, func() { found = Diagnose(d) })
+	for _, f := range found {
+		if f.Level != Fine && f.Advice == "" || strings.Contains(f.Detail+f.Advice, "\n") {
+			h.t.Errorf("no one line that says what to do: %+v", f)
+		}
+	}
 	return found
 }
 
@@ -156,4 +164,169 @@ func TestOlderThan(t *testing.T) {
 			t.Errorf("%s older than %s: %t, want %t", tc.release, tc.than, got, tc.want)
 		}
 	}
+}
+
+// The devices of pods and the overlay: which have their programs, which are gone, and who else is there.
+//
+// lesson: K9, K12
+func TestDiagnosePods(t *testing.T) {
+	for mode, withoutTCX := range podModes() {
+		t.Run(mode, func(t *testing.T) {
+			h := newPodHost(t, withoutTCX)
+			h.pods.set(true, podA, podB)
+			h.cfg.RoutingMode = RoutingTunnel
+			proc := h.settings(map[string]string{
+				"net/ipv4/conf/all/rp_filter": "0", "net/ipv4/conf/lxca/rp_filter": "1", "net/ipv4/conf/lxcb/rp_filter": "2",
+				"net/ipv6/conf/eth0/forwarding": "1", "net/ipv6/conf/eth0/accept_ra": "1",
+			})
+			h.ip("route add ::/0 via fd00:18:2::1 dev eth0 proto ra")
+			d := Diagnosis{BPFFS: h.cfg.BPFFS, TunnelPort: 8472, Devices: []string{"eth0"}, proc: proc, sys: t.TempDir()}
+			a := h.start()
+			a.wantPodDevices("lxca", "lxcb")
+			found := h.diagnose(d)
+			wantFinding(t, found, Fine, "pods", "2 devices, and their programs are attached")
+			wantFinding(t, found, Fine, "device eth0", "its programs are attached")
+			wantFinding(t, found, Fine, "device weft_vxlan", "its programs are attached")
+			wantFinding(t, found, Warning, "pods", "larger than the 1450 of the overlay")
+			wantFinding(t, found, Warning, "device lxca", "rp_filter is strict")
+			wantFinding(t, found, Warning, "device eth0", "accept_ra=2")
+			for _, f := range found {
+				if strings.Contains(f.Detail, "somebody else") || f.Name == "device lxcb" || f.Level == Failure {
+					t.Errorf("wrong where nothing is: %+v", f)
+				}
+			}
+			d.Devices = []string{"eth0", "lxcb"} // which has programs, and not those of other devices
+			wantFinding(t, h.diagnose(d), Warning, "device lxcb", "see in `weft status` whether it is one of the agent's devices")
+			d.Devices = []string{"eth0"}
+
+			a.stop()
+			if withoutTCX {
+				h.removeFilters("lxca")
+			} else if err := os.Remove(h.cfg.BPFFS + "/weft/links/lxca-weft_from_pod"); err != nil {
+				t.Fatal(err)
+			}
+			testutil.Eventually(t, patience, func() error { // the kernel detaches links whose last pin went in its own time
+				for _, f := range h.diagnose(d) {
+					if f.Level == Warning && f.Name == "device lxca" && strings.Contains(f.Detail, "weft_from_pod") && f.Advice == "start the agent" {
+						return nil
+					}
+				}
+				return errors.New("that lxca lacks its program is not told")
+			})
+			h.ip("link del lxcb")
+			h.addForeignFilter("lxca", netlink.FilterAttrs{Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Priority: 1}, "cil_to_container")
+			found = h.diagnose(d)
+			wantFinding(t, found, Warning, "pods", "of pod "+podB+", is gone")
+			wantFinding(t, found, Warning, "device lxca", "priority 1) is on the hook of weft_to_pod")
+			h.ip("link del weft_vxlan")
+			h.ip("link add weft_vxlan type vxlan id 7 dstport 8473 remote 172.18.2.1 dev eth0")
+			wantFinding(t, h.diagnose(d), Failure, "device weft_vxlan", "ip link del weft_vxlan")
+		})
+	}
+}
+
+// removeFilters removes the filters of what comes in at a device.
+func (h *testHost) removeFilters(device string) {
+	h.t.Helper()
+	h.ns.Do(h.t, func() {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		list, err := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+		if err != nil || len(list) == 0 {
+			h.t.Fatalf("filters of %s: %v, %v", device, list, err)
+		}
+		for _, f := range list {
+			if err := netlink.FilterDel(f); err != nil {
+				h.t.Fatal(err)
+			}
+		}
+	})
+}
+
+// The cgroup of services: whether it is one, whether the programs are there, and who is there before them or keeps them out.
+//
+// lesson: K9, K12
+func TestDiagnoseServices(t *testing.T) {
+	h := newServiceHost(t)
+	d := Diagnosis{BPFFS: h.cfg.BPFFS, ServiceCgroup: h.cgroup.Path()}
+	found := h.diagnose(d)
+	for _, name := range []string{"service cgroup", "cgroup programs", "socket storage", "lru hash"} {
+		wantFinding(t, found, Fine, name, "")
+	}
+	for dir, text := range map[string]string{t.TempDir(): "none of the unified hierarchy", "/nonexistent": "no such file"} {
+		wantFinding(t, h.diagnose(Diagnosis{BPFFS: h.cfg.BPFFS, ServiceCgroup: dir}), Failure, "service cgroup", text)
+	}
+	foreign := func(attach ebpf.AttachType) *ebpf.Program {
+		t.Helper()
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "other", Type: ebpf.CGroupSockAddr, AttachType: attach, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { prog.Close() })
+		return prog
+	}
+	cgroup, _, err := openCgroup(h.cgroup.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cgroup.Close()
+	first, err := link.AttachRawLink(link.RawLinkOptions{
+		Target: int(cgroup.Fd()), Program: foreign(ebpf.AttachCGroupInet4Connect), Attach: ebpf.AttachCGroupInet4Connect,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+
+	a := h.start()
+	found = h.diagnose(d)
+	wantFinding(t, found, Fine, "service programs", "all are attached")
+	wantFinding(t, found, Warning, "service cgroup", "other) is before weft at the hook of weft_connect4")
+	if n := countFindings(found, "is before weft"); n != 1 {
+		t.Errorf("%d programs are before weft, want one: %+v", n, found)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a.stop()
+	detachServiceLink(h.cfg.BPFFS + "/weft/services/weft_sendmsg4-link")
+	wantFinding(t, h.diagnose(d), Warning, "service programs", "weft_sendmsg4: not attached")
+
+	exclusive := foreign(ebpf.AttachCGroupUDP4Sendmsg)
+	if err := link.RawAttachProgram(link.RawAttachProgramOptions{
+		Target: int(cgroup.Fd()), Program: exclusive, Attach: ebpf.AttachCGroupUDP4Sendmsg,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	wantFinding(t, h.diagnose(d), Failure, "service cgroup", "BPF_F_ALLOW_MULTI")
+	below := filepath.Join(h.cgroup.Path(), "below")
+	if err := os.Mkdir(below, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(below)
+	d.ServiceCgroup = below
+	wantFinding(t, h.diagnose(d), Failure, "service cgroup", "on the hook of weft_sendmsg4, lets no other be attached")
+	if err := link.RawDetachProgram(link.RawDetachProgramOptions{
+		Target: int(cgroup.Fd()), Program: exclusive, Attach: ebpf.AttachCGroupUDP4Sendmsg,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if n := countFindings(h.diagnose(d), "lets no other"); n != 0 {
+		t.Errorf("%d programs keep weft out where none is", n)
+	}
+}
+
+// countFindings counts those whose detail contains something.
+func countFindings(found []Finding, text string) (n int) {
+	for _, f := range found {
+		if strings.Contains(f.Detail, text) {
+			n++
+		}
+	}
+	return n
 }

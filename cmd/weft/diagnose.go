@@ -32,9 +32,10 @@ func diagnoseCommand(env environment, c *clientOptions) *cobra.Command {
 		out     *output
 		devices []string
 		port    uint16
+		cgroup  string
 	)
 	cmd := newCommand("diagnose", "Look for what on this machine is in weft's way", func(*cobra.Command, []string) error {
-		found := datapath.Diagnose(datapath.Diagnosis{BPFFS: c.bpffs, Devices: devices, TunnelPort: port})
+		found := datapath.Diagnose(datapath.Diagnosis{BPFFS: c.bpffs, Devices: devices, TunnelPort: port, ServiceCgroup: cgroup})
 		if err := printDiagnosis(env, out, found); err != nil {
 			return err
 		}
@@ -49,6 +50,7 @@ func diagnoseCommand(env environment, c *clientOptions) *cobra.Command {
 	cmd.Flags().Var(&list[string]{&devices, parseDevice, func(s string) string { return s }, "devices", false}, "devices",
 		"`names` of network devices that are to have programs (default: those of the default routes)")
 	cmd.Flags().Uint16Var(&port, "tunnel-port", defaultTunnelPort, "UDP `port` of the overlay")
+	cmd.Flags().StringVar(&cgroup, "service-cgroup", "", "`directory` of the cgroup whose sockets are to reach services (default: the root)")
 	return cmd
 }
 
