@@ -133,7 +133,7 @@ sbom: build ## list what each binary is made of (CycloneDX) in bin/*.cdx.json
 vulncheck: ## look for known weaknesses in what is linked (fetches its database from vuln.go.dev)
 	go run golang.org/x/vuln/cmd/govulncheck@v1.8.0 ./...
 
-test-packages: ## install, crash, upgrade and remove the .deb in a Debian with systemd in QEMU (about four minutes)
+test-packages: ## install, crash, upgrade and remove .deb and .rpm in a Debian with systemd in QEMU (about six minutes)
 	@.ci/deps $(VM_DEBS)
 	go run ./test/packages
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Packages boots Debian with systemd in a virtual machine, emulated in software, installs weft's .deb there, and tries what an
-// administrator does with it: start, crash, hang, upgrade, removal.
+// Packages builds the tree's .deb and .rpm, boots Debian with systemd in a virtual machine, emulated in software, and tries there
+// what an administrator does with them: installation, start, crash, hang, upgrade, downgrade, removal. The .rpm is installed by
+// Debian's rpm, beside dpkg, with no dependencies looked at: a distribution of its own is not needed for what it brings.
 //
-//	packages [weft.deb]
-//
-// Without a package it builds that of the tree. It needs mmdebstrap, mkfs.ext4, qemu-system-x86_64 and root, but no KVM. The
-// machine's disk is kept in .cache/packages.
+// It needs mmdebstrap, mkfs.ext4, qemu-system-x86_64 and root, but no KVM. The machine's disk is kept in .cache/packages.
 //
 // Exit code 0 means that all checks passed, 1 that one did not, 2 wrong usage. The checks are in the script `guest`.
 package main
@@ -46,11 +44,11 @@ func main() {
 
 // run is the program; it returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	if len(args) > 1 || len(args) == 1 && !strings.HasSuffix(args[0], ".deb") {
-		fmt.Fprintln(stderr, "packages: want at most a .deb")
+	if len(args) > 0 {
+		fmt.Fprintln(stderr, "packages: there are no arguments")
 		return 2
 	}
-	ok, err := try(ctx, args, stdout)
+	ok, err := try(ctx, stdout)
 	if err != nil {
 		fmt.Fprintln(stderr, "packages:", err)
 	}
@@ -61,7 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 // try runs the checks on a package and says whether all passed.
-func try(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+func try(ctx context.Context, out io.Writer) (ok bool, err error) {
 	for _, tool := range []string{"mmdebstrap", "mkfs.ext4", vm.Emulator} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return false, fmt.Errorf("%w: on Debian, apt-get install mmdebstrap e2fsprogs qemu-system-x86", err)
@@ -82,25 +80,31 @@ func try(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	}
 	defer os.RemoveAll(work)
 
-	deb := filepath.Join(work, "*.deb")
-	if len(args) > 0 {
-		deb = args[0]
-	} else if _, err := command(ctx, filepath.Join(root, "deploy", "packages", "build"), work); err != nil {
-		return false, err
-	}
-	found, err := filepath.Glob(deb)
-	if err != nil || len(found) != 1 {
-		return false, fmt.Errorf("%s: %d packages, want one", deb, len(found))
+	payload := map[string][]byte{"guest": guest}
+	for name, version := range map[string]string{"weft": "v0.1.0", "newer": "v0.2.0"} {
+		dir := filepath.Join(work, name)
+		if _, err := command(ctx, "env", "VERSION="+version, filepath.Join(root, "deploy", "packages", "build"), dir); err != nil {
+			return false, err
+		}
+		for _, kind := range []string{".deb", ".rpm"} {
+			found, err := filepath.Glob(filepath.Join(dir, "*"+kind))
+			if err != nil || len(found) != 1 {
+				return false, fmt.Errorf("%s: %d packages %s, want one", dir, len(found), kind)
+			}
+			if payload[name+kind], err = os.ReadFile(found[0]); err != nil {
+				return false, err
+			}
+		}
 	}
 	d, err := makeDisk(ctx, cache, out)
 	if err != nil {
 		return false, err
 	}
-	payload := filepath.Join(work, "payload.tar")
-	if err := writePayload(payload, found[0]); err != nil {
+	file := filepath.Join(work, "payload.tar")
+	if err := writePayload(file, payload); err != nil {
 		return false, err
 	}
-	return boot(ctx, d, payload, out)
+	return boot(ctx, d, file, out)
 }
 
 // boot runs the machine and follows its report.
@@ -140,24 +144,16 @@ func (r *report) add(line string) {
 // ok: a machine that died early must not look green.
 func (r *report) ok() bool { return r.done && r.failed == 0 && r.passed > 0 }
 
-// writePayload makes the second disk: a tar with the package and the script that tries it.
-func writePayload(file, deb string) error {
-	content, err := os.ReadFile(deb)
-	if err != nil {
-		return err
-	}
+// writePayload makes the second disk: a tar of files that can be run.
+func writePayload(file string, files map[string][]byte) error {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	for _, f := range []struct {
-		name    string
-		mode    int64
-		content []byte
-	}{{"weft.deb", 0o644, content}, {"guest", 0o755, guest}} {
-		header := &tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.content)), Format: tar.FormatUSTAR}
+	for name, content := range files {
+		header := &tar.Header{Name: name, Mode: 0o755, Size: int64(len(content)), Format: tar.FormatUSTAR}
 		if err := w.WriteHeader(header); err != nil {
 			return err
 		}
-		if _, err := w.Write(f.content); err != nil {
+		if _, err := w.Write(content); err != nil {
 			return err
 		}
 	}
@@ -173,7 +169,7 @@ func writePayload(file, deb string) error {
 type disk struct{ image, kernel, initrd string }
 
 // What is on the disk beyond the least that has apt and systemd.
-var debianPackages = []string{"systemd", "systemd-sysv", "udev", "dbus", "iproute2", "kmod", "linux-image-cloud-amd64", "initramfs-tools", "procps"}
+var debianPackages = []string{"systemd", "systemd-sysv", "udev", "dbus", "iproute2", "kmod", "linux-image-cloud-amd64", "initramfs-tools", "procps", "rpm"}
 
 // startGuest is the unit that runs the payload, its output on the second serial port, and powers off.
 const startGuest = `[Unit]
