@@ -19,11 +19,12 @@ type StoreConfig[T any] struct {
 	// Decode makes a value of what etcd holds. What it is given is good only
 	// until it returns. A key whose value it refuses keeps its last good one,
 	// as long as the key is there.
-	Decode func(key, value []byte) (T, error)
+	Decode func(Event) (T, error)
 	// Observer may be nil.
 	Observer StoreObserver[T]
 	// Writer says how the local keys are kept; its VerifyInterval is how often
-	// they are compared with etcd, besides being watched.
+	// they are compared with etcd, besides being watched. A store with a Fence
+	// ends as a Writer with one does.
 	Writer WriterConfig
 }
 
@@ -70,8 +71,8 @@ type StoreStatus struct {
 }
 
 // NewStore returns a store in c's etcd. When another etcd takes that one's
-// place, the store follows to it and c has the new one's history: c is for
-// this store alone.
+// place, a store without a Fence follows to it and c has the new one's history:
+// c is for this store alone.
 func NewStore[T any](c *Client, cfg StoreConfig[T]) *Store[T] {
 	s := &Store[T]{
 		c:       c,
@@ -119,7 +120,7 @@ func (s *Store[T]) follow(ctx context.Context) error {
 	var pause backoff
 	for {
 		err := s.watcher.Run(ctx, s.c)
-		if !errors.Is(err, ErrHistoryChanged) {
+		if !errors.Is(err, ErrHistoryChanged) || s.writer.fenced() {
 			return err
 		}
 		s.log.Warn("another etcd answers: the store is read again", "prefix", s.cfg.Prefix, "err", err)
@@ -133,6 +134,10 @@ func (s *Store[T]) follow(ctx context.Context) error {
 // Set makes key a local one and wants it to have value. It never blocks; Flush
 // waits until it is done.
 func (s *Store[T]) Set(key string, value []byte) { s.writer.Set(s.cfg.Prefix+key, value) }
+
+// Canary puts a key, which need not be below the prefix, when all that was set
+// and deleted before it is in etcd: see [Writer.Canary].
+func (s *Store[T]) Canary(key string, value func() []byte) { s.writer.Canary(key, value) }
 
 // Delete deletes a local key. It never waits for etcd.
 func (s *Store[T]) Delete(key string) {
@@ -205,7 +210,7 @@ func (s *Store[T]) deliver(events []Event) {
 }
 
 func (s *Store[T]) updated(key string, e Event) {
-	value, err := s.cfg.Decode(e.Key, e.Value)
+	value, err := s.cfg.Decode(e)
 	s.mu.Lock()
 	if err != nil {
 		s.invalid[key] = err

@@ -84,7 +84,7 @@ func join(t *testing.T, e *testutil.Etcd, cfg WriterConfig) storeMember {
 	j := storeMember{audience: &audience{}}
 	j.Store = NewStore(c, StoreConfig[int]{
 		Prefix:   "p/",
-		Decode:   func(_, value []byte) (int, error) { return strconv.Atoi(string(value)) },
+		Decode:   func(e Event) (int, error) { return strconv.Atoi(string(e.Value)) },
 		Observer: j.audience,
 		Writer:   cfg,
 	})

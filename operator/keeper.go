@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/weftmesh/weft/kvstore"
 	"github.com/weftmesh/weft/service"
 )
@@ -25,20 +23,19 @@ const sweepDelay = 500 * time.Millisecond
 // keeper makes the keys below a prefix those that are wanted, and no others: what an earlier life left, and what anybody else
 // puts there, is deleted. It is one term's. Its methods are for one goroutine, but for those that say otherwise.
 type keeper struct {
-	t       *Term
-	prefix  string // with "/" at its end
-	log     *slog.Logger
-	writer  *kvstore.Writer
-	watcher *kvstore.Watcher
-	listed  chan struct{} // closed when all that was there at first is known
-	strays  chan struct{} // of capacity 1: something is there that may not be wanted
+	t      *Term
+	prefix string // with "/" at its end
+	log    *slog.Logger
+	store  *kvstore.Store[int64] // when each key was written
+	strays chan struct{}         // of capacity 1: something is there that may not be wanted
 
-	mu    sync.Mutex
-	there map[string]int64        // keys in etcd, below the prefix, and when they were written; guarded by mu
-	want  map[string]service.Name // keys that are wanted, and for which service; guarded by mu
+	mu   sync.Mutex
+	want map[string]service.Name // keys that are wanted, and for which service; guarded by mu
 
 	of map[service.Name][]string // the keys of each service; of the goroutine that says what is wanted
 }
+
+var _ kvstore.StoreObserver[int64] = (*keeper)(nil)
 
 // keyValue is a key, relative to the prefix of a keeper, with its value.
 type keyValue struct {
@@ -48,19 +45,13 @@ type keyValue struct {
 
 func newKeeper(t *Term, duty, prefix string) *keeper {
 	k := &keeper{
-		t: t, prefix: prefix, log: t.Log(duty), writer: t.Writer(duty), listed: make(chan struct{}), strays: make(chan struct{}, 1),
-		there: make(map[string]int64), want: make(map[string]service.Name), of: make(map[service.Name][]string),
+		t: t, prefix: prefix, log: t.Log(duty), strays: make(chan struct{}, 1),
+		want: make(map[string]service.Name), of: make(map[service.Name][]string),
 	}
-	k.watcher = kvstore.NewWatcher(prefix, k.deliver)
+	k.store = kvstore.NewStore(t.client, kvstore.StoreConfig[int64]{
+		Prefix: prefix, Decode: func(e kvstore.Event) (int64, error) { return e.Revision, nil }, Observer: k, Writer: t.writes(duty),
+	})
 	return k
-}
-
-// run writes and watches until ctx ends or the term is over. Concurrently with the other methods.
-func (k *keeper) run(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return k.writer.Run(ctx) })
-	group.Go(func() error { return k.watcher.Run(ctx, k.t.client) })
-	return group.Wait()
 }
 
 // assign wants a service to have these keys and no others, and returns how many it had that are to be deleted. A key that
@@ -74,24 +65,21 @@ func (k *keeper) assign(name service.Name, all []keyValue) (deleted int) {
 		k.want[kv.key] = name
 	}
 	gone := slices.DeleteFunc(before, func(key string) bool { return k.want[key] != name || slices.Contains(keys, key) })
-	stray := false
 	for _, key := range gone {
 		delete(k.want, key)
-		_, there := k.there[key]
-		stray = stray || there // perhaps not as the writer put it
 	}
 	k.mu.Unlock()
 	if k.of[name] = keys; len(keys) == 0 {
 		delete(k.of, name)
 	}
 	for _, kv := range all {
-		k.writer.Set(k.prefix+kv.key, kv.value)
+		k.store.Set(kv.key, kv.value)
 	}
 	for _, key := range gone {
-		k.writer.Delete(k.prefix + key)
-	}
-	if stray {
-		k.suspect()
+		if _, there := k.store.Get(key); there { // perhaps not as this store put it
+			k.suspect()
+		}
+		k.store.Delete(key)
 	}
 	return len(gone)
 }
@@ -106,37 +94,21 @@ func (k *keeper) retain(keep func(service.Name) bool) (deleted int) {
 	return deleted
 }
 
-// deliver takes what the watcher sees.
-func (k *keeper) deliver(events []kvstore.Event) {
-	stray := false
+// OnUpdate takes note of a key that is there.
+func (k *keeper) OnUpdate(key string, _ int64) {
 	k.mu.Lock()
-	for _, e := range events {
-		key := string(e.Key)
-		_, wanted := k.want[key]
-		switch e.Kind {
-		case kvstore.Synced:
-			select {
-			case <-k.listed:
-			default:
-				close(k.listed)
-			}
-			stray = true
-			continue
-		case kvstore.Deleted:
-			delete(k.there, key)
-		default:
-			k.there[key] = e.Revision
-			stray = stray || !wanted
-		}
-		if wanted {
-			k.writer.Observe(k.prefix+key, e.Value, e.Kind != kvstore.Deleted)
-		}
-	}
+	_, wanted := k.want[key]
 	k.mu.Unlock()
-	if stray {
+	if !wanted {
 		k.suspect()
 	}
 }
+
+// OnDelete has nothing to do: the store puts back what is wanted.
+func (k *keeper) OnDelete(string) {}
+
+// OnSync has what was there at first looked through.
+func (k *keeper) OnSync() { k.suspect() }
 
 func (k *keeper) suspect() {
 	select {
@@ -149,8 +121,9 @@ func (k *keeper) suspect() {
 // wanted: so nothing becomes wanted while it is deleted.
 func (k *keeper) sweep(ctx context.Context) (deleted int, err error) {
 	var strays []kvstore.KV
+	there := k.store.Snapshot()
 	k.mu.Lock()
-	for key, revision := range k.there {
+	for key, revision := range there {
 		if _, wanted := k.want[key]; !wanted {
 			strays = append(strays, kvstore.KV{Key: k.prefix + key, Revision: revision})
 		}
@@ -169,7 +142,7 @@ func (k *keeper) sweep(ctx context.Context) (deleted int, err error) {
 
 // note adds the state of the keys to a duty's.
 func (k *keeper) note(s *DutyStatus) {
-	w := k.writer.Status()
+	w := k.store.Status().Writer
 	s.Keys, s.Pending = w.Keys, w.Pending
 	const most = 3
 	for _, key := range slices.Sorted(maps.Keys(w.Errors)) {

@@ -95,14 +95,14 @@ func (s *Services) Run(ctx context.Context, t *Term) error {
 	s.setKeeper(k)
 	defer s.setKeeper(nil)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return k.run(ctx) })
+	group.Go(func() error { return k.store.Run(ctx) })
 	group.Go(func() error { return s.follow(ctx, k) })
 	return group.Wait()
 }
 
 // follow says what should be published, and sweeps.
 func (s *Services) follow(ctx context.Context, k *keeper) error {
-	for _, ready := range []<-chan struct{}{s.cfg.Source.Ready(), k.listed} {
+	for _, ready := range []<-chan struct{}{s.cfg.Source.Ready(), k.store.Ready()} {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -171,7 +171,7 @@ func (s *Services) first(ctx context.Context, k *keeper) error {
 	case err != nil:
 		return err
 	case !s.cfg.Withdrawn:
-		k.writer.Canary(s.cfg.canary(), canaryValue)
+		k.store.Canary(s.cfg.canary(), canaryValue)
 		return nil
 	}
 	kv, there, err := k.t.client.Get(ctx, s.cfg.canary())

@@ -47,7 +47,12 @@ func (t *Term) Log(duty string) *slog.Logger { return t.log.With("duty", duty) }
 // Writer returns a writer of leased keys, which stay when the term ends and are taken over by the next one. Its Run ends
 // with ErrFenced when the term is over.
 func (t *Term) Writer(duty string) *kvstore.Writer {
-	return kvstore.NewWriter(t.client, kvstore.WriterConfig{TTL: t.ttl, Fence: t.fence, Log: t.Log(duty)})
+	return kvstore.NewWriter(t.client, t.writes(duty))
+}
+
+// writes is how a duty writes.
+func (t *Term) writes(duty string) kvstore.WriterConfig {
+	return kvstore.WriterConfig{TTL: t.ttl, Fence: t.fence, Log: t.Log(duty)}
 }
 
 // Txn does all of ops, up to 100 of different keys, or none. It returns [kvstore.ErrExists] where a condition of theirs does
