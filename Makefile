@@ -76,6 +76,7 @@ test-faults: deps ## run kvstore's fault tests to their full figures (at most 15
 test-long: deps kube-apiserver ## run the other packages' long tests to their full figures (an hour on two cores)
 	WEFT_TEST_FAULTS=1 CGO_ENABLED=1 go test -race -count=1 -run '^TestFault' -timeout 60m ./mesh
 	WEFT_TEST_FAULTS=1 go test -count=1 -timeout 60m -run '^TestModel$$' ./ipcache
+	WEFT_TEST_FAULTS=1 go test -count=1 -timeout 60m -run '^(TestOneTermWrites|TestKubernetesFaults)$$' ./operator
 	WEFT_TEST_FAULTS=1 go test -count=1 -timeout 60m ./datapath ./endpoint ./test
 
 check: deps ## gofmt, vet, staticcheck, tidy, generated files unchanged, architecture

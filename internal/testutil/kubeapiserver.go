@@ -40,7 +40,7 @@ type KubeAPIServer struct {
 	CA   *CA
 
 	dir    string
-	etcd   string
+	etcd   *Etcd
 	client kubeapiserver.Client
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when cmd has ended
@@ -50,7 +50,7 @@ type KubeAPIServer struct {
 // The binary is what `make kube-apiserver` builds, of a Go module of its own in test/kubeapiserver.
 func StartKubeAPIServer(t testing.TB, etcd *Etcd) *KubeAPIServer {
 	t.Helper()
-	k := &KubeAPIServer{Addr: freePort(t), CA: NewCA(t, "kubernetes"), dir: t.TempDir(), etcd: etcd.Endpoint()}
+	k := &KubeAPIServer{Addr: freePort(t), CA: NewCA(t, "kubernetes"), dir: t.TempDir(), etcd: etcd}
 	if err := k.server().WriteFiles(k.CA.Authority, adminToken); err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func StartKubeAPIServer(t testing.TB, etcd *Etcd) *KubeAPIServer {
 func (k *KubeAPIServer) file(name string) string { return filepath.Join(k.dir, name) }
 
 func (k *KubeAPIServer) server() kubeapiserver.Server {
-	return kubeapiserver.Server{Dir: k.dir, Addr: netip.MustParseAddrPort(k.Addr), Etcd: k.etcd, Services: kubeServices}
+	return kubeapiserver.Server{Dir: k.dir, Addr: netip.MustParseAddrPort(k.Addr), Etcd: k.etcd.Endpoint(), Services: kubeServices}
 }
 
 // Stop kills the server.
