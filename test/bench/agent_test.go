@@ -285,7 +285,21 @@ func memory() (resident, peak float64) {
 	if err != nil {
 		panic(err)
 	}
-	for line := range bytes.Lines(content) {
+	return parseMemory(content)
+}
+
+// memoryOfProcess is memory of another process.
+func memoryOfProcess(b *testing.B, pid int) (resident, peak float64) {
+	b.Helper()
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return parseMemory(content)
+}
+
+func parseMemory(status []byte) (resident, peak float64) {
+	for line := range bytes.Lines(status) {
 		var kib float64
 		if n, _ := fmt.Sscanf(string(line), "VmRSS: %f kB", &kib); n == 1 {
 			resident = kib / 1024
