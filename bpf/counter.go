@@ -2,7 +2,11 @@
 
 package bpf
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
 
 // Direction says which way a packet went, and by that which of its ends is the peer.
 type Direction uint8
@@ -92,7 +96,7 @@ func (m Mode) String() string {
 	return fmt.Sprintf("mode(%d)", uint8(m))
 }
 
-// CounterKey is the key of MapCounters: struct counter_key in lib/structs.h. It is comparable.
+// CounterKey is what packets are counted by: struct counter_key in lib/structs.h. It is comparable.
 type CounterKey struct {
 	SrcIdentity uint32 // 0 for NotIP and Malformed
 	DstIdentity uint32 // the same
@@ -109,10 +113,64 @@ type CounterValue struct {
 	Bytes   uint64
 }
 
+// FrontCounter is a counter in MapFront: struct front_counter in lib/structs.h. Once it has a key it keeps it.
+type FrontCounter struct {
+	Key   CounterKey
+	Check uint32 // a hash of the key
+	Value CounterValue
+}
+
+// FrontLine is what MapFront consists of: struct front_line in lib/structs.h.
+type FrontLine struct {
+	Counters [2]FrontCounter
+}
+
+// counts reports whether the counter has a key, and all of it: while it is given one, it can be read with a part.
+func (c *FrontCounter) counts() bool { return c.Key.Verdict != 0 && c.Check == c.Key.check() }
+
+// check is the hash of the key that the programs make, too.
+func (k *CounterKey) check() uint32 {
+	identities := uint64(k.SrcIdentity) | uint64(k.DstIdentity)<<32
+	summary := uint64(k.Direction) | uint64(k.Verdict)<<8 | uint64(k.Mode)<<16
+	return uint32((identities ^ summary*hostsMultiplier) * hostsMultiplier >> 32)
+}
+
+// ReadCounters returns what all CPUs counted together, by reading MapCounters and, unless it is nil, MapFront. It is safe
+// for concurrent use, and nothing of what it returns is ever less the next time.
+func ReadCounters(counters, front *ebpf.Map) (map[CounterKey]CounterValue, error) {
+	sums := map[CounterKey]CounterValue{}
+	var key CounterKey
+	var values []CounterValue
+	all := counters.Iterate()
+	for all.Next(&key, &values) {
+		sums[key] = Sum(values)
+	}
+	if err := all.Err(); err != nil {
+		return nil, fmt.Errorf("read map %s: %w", MapCounters, err)
+	}
+	if front == nil {
+		return sums, nil
+	}
+	var perCPU []FrontLine
+	for i := range front.MaxEntries() {
+		if err := front.Lookup(i, &perCPU); err != nil {
+			return nil, fmt.Errorf("read line %d of map %s: %w", i, MapFront, err)
+		}
+		for cpu := range perCPU {
+			for c := range perCPU[cpu].Counters {
+				if c := &perCPU[cpu].Counters[c]; c.counts() {
+					sums[c.Key] = Sum([]CounterValue{sums[c.Key], c.Value})
+				}
+			}
+		}
+	}
+	return sums, nil
+}
+
 // Missed is what one CPU had to leave out of the other maps: struct missed in lib/structs.h. The indices are
-// Directions. The sum of MapCounters and of Counts is every packet.
+// Directions. The sum of what ReadCounters returns and of Counts is every packet.
 type Missed struct {
-	Counts [2]CounterValue // packets whose key did not fit into MapCounters
+	Counts [2]CounterValue // packets whose key fitted neither into MapFront nor into MapCounters
 	Events [2]CounterValue // sampled packets whose event did not fit into MapEvents
 }
 

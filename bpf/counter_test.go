@@ -56,7 +56,10 @@ func TestCounters(t *testing.T) {
 //
 // lesson: K1
 func TestCountersFull(t *testing.T) {
-	k := loadKernel(t, func(spec *ebpf.CollectionSpec) { spec.Maps[MapCounters].MaxEntries = 2 })
+	k := loadKernel(t, func(spec *ebpf.CollectionSpec) {
+		spec.Maps[MapCounters].MaxEntries = 2
+		spec.Maps[MapFront].MaxEntries = 1 // whose line no key of this test has
+	})
 	k.configure(t, MakeConfig(0, false))
 	known, world, third := plain("10.1.1.10"), plain("198.51.100.7"), plain("10.1.1.11")
 	k.repeat(t, Ingress, 2, known)
@@ -88,6 +91,71 @@ func TestCountersFull(t *testing.T) {
 }
 
 // TestSampling: none at 0, every packet at 1, about one in N at random otherwise; the setting counts from the next packet.
+// TestCountersInFront: of more keys than MapFront has room for, every packet is counted once, wherever, and what readers see
+// meanwhile never goes back and never has a key that no packet had.
+func TestCountersInFront(t *testing.T) {
+	const keys, rounds = 3000, 3
+	k := loadKernel(t)
+	k.configure(t, MakeConfig(0, false))
+	want := map[CounterKey]CounterValue{}
+	frames := make([][]byte, keys)
+	for i := range frames {
+		src := netip.AddrFrom4([4]byte{10, 77, byte(i >> 8), byte(i)})
+		identity := uint32(1<<20 + i*i)
+		mustPut(t, k.Maps[MapIPCache], MakeIPCacheKey(netip.PrefixFrom(src, 32)), IPCacheValue{Identity: identity})
+		frames[i] = plain(src.String())
+		key := CounterKey{SrcIdentity: identity, DstIdentity: 131329, Direction: Ingress, Verdict: Identified}
+		want[key] = CounterValue{rounds, uint64(rounds * len(frames[i]))}
+	}
+	done, reader := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(reader)
+		for last, ended := map[CounterKey]CounterValue{}, false; !ended; {
+			select {
+			case <-done:
+				ended = true
+			default:
+			}
+			now, err := ReadCounters(k.Maps[MapCounters], k.Maps[MapFront])
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for key, value := range now {
+				if most := want[key]; value.Packets > most.Packets || value.Bytes > most.Bytes {
+					t.Errorf("%+v was counted %+v, of %+v", key, value, most)
+				}
+			}
+			for key, value := range last {
+				if v := now[key]; v.Packets < value.Packets || v.Bytes < value.Bytes {
+					t.Errorf("%+v was counted %+v and then %+v", key, value, v)
+				}
+			}
+			last = now
+		}
+	}()
+	defer func() { <-reader }()
+	defer close(done)
+	for range rounds {
+		for _, frame := range frames {
+			k.repeat(t, Ingress, 1, frame)
+		}
+	}
+	if diff := cmp.Diff(want, k.counters(t)); diff != "" {
+		t.Errorf("counters (-want +got):\n%s", diff)
+	}
+	behind, err := ReadCounters(k.Maps[MapCounters], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(behind); n == 0 || n == keys {
+		t.Errorf("%d of %d keys are counted in %s: the front has room for %d", n, keys, MapCounters, 2*k.Maps[MapFront].MaxEntries())
+	}
+	if diff := cmp.Diff(Missed{}, k.missed(t)); diff != "" {
+		t.Errorf("missed (-want +got):\n%s", diff)
+	}
+}
+
 func TestSampling(t *testing.T) {
 	k := loadKernel(t)
 	frame := plain("10.1.1.10")

@@ -20,6 +20,7 @@ const (
 	FromNetdevMapWeftConfig      = "weft_config"
 	FromNetdevMapWeftCounters    = "weft_counters"
 	FromNetdevMapWeftEvents      = "weft_events"
+	FromNetdevMapWeftFront       = "weft_front"
 	FromNetdevMapWeftHosts       = "weft_hosts"
 	FromNetdevMapWeftMissed      = "weft_missed"
 	FromNetdevMapWeftPods        = "weft_pods"
@@ -79,6 +80,7 @@ type FromNetdevMapSpecs struct {
 	WeftConfig   *ebpf.MapSpec `ebpf:"weft_config"`
 	WeftCounters *ebpf.MapSpec `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
+	WeftFront    *ebpf.MapSpec `ebpf:"weft_front"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
 	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
@@ -114,6 +116,7 @@ type FromNetdevMaps struct {
 	WeftConfig   *ebpf.Map `ebpf:"weft_config"`
 	WeftCounters *ebpf.Map `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
+	WeftFront    *ebpf.Map `ebpf:"weft_front"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
 	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
@@ -125,6 +128,7 @@ func (m *FromNetdevMaps) Close() error {
 		m.WeftConfig,
 		m.WeftCounters,
 		m.WeftEvents,
+		m.WeftFront,
 		m.WeftHosts,
 		m.WeftMissed,
 		m.WeftPods,

@@ -175,18 +175,12 @@ func (k *kernel) check(t testing.TB, d Direction, frame []byte) Event {
 	return got
 }
 
-// counters returns the sums of MapCounters.
+// counters returns what ReadCounters does.
 func (k *kernel) counters(t testing.TB) map[CounterKey]CounterValue {
 	t.Helper()
-	sums := map[CounterKey]CounterValue{}
-	var key CounterKey
-	var perCPU []CounterValue
-	entries := k.Maps[MapCounters].Iterate()
-	for entries.Next(&key, &perCPU) {
-		sums[key] = Sum(perCPU)
-	}
-	if err := entries.Err(); err != nil {
-		t.Fatalf("read the counters: %v", err)
+	sums, err := ReadCounters(k.Maps[MapCounters], k.Maps[MapFront])
+	if err != nil {
+		t.Fatal(err)
 	}
 	return sums
 }
@@ -208,6 +202,10 @@ func (k *kernel) clear(t testing.TB) {
 		if err := k.Maps[MapCounters].Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			t.Fatalf("delete counter %+v: %v", key, err)
 		}
+	}
+	front := k.Maps[MapFront]
+	for i := range front.MaxEntries() {
+		mustPut(t, front, i, make([]FrontLine, ebpf.MustPossibleCPU()))
 	}
 }
 

@@ -33,6 +33,8 @@ var mirrors = []mirror{
 		"Direction": {"direction"}, "Verdict": {"verdict"}, "Mode": {"mode"}, "Pad": {"pad"},
 	}},
 	{"counter_value", reflect.TypeFor[CounterValue](), map[string][]string{"Packets": {"packets"}, "Bytes": {"bytes"}}},
+	{"front_counter", reflect.TypeFor[FrontCounter](), map[string][]string{"Key": {"key"}, "Check": {"check"}, "Value": {"value"}}},
+	{"front_line", reflect.TypeFor[FrontLine](), map[string][]string{"Counters": {"counters"}}},
 	{"pod_key", reflect.TypeFor[PodKey](), map[string][]string{"IfIndex": {"ifindex"}, "Family": {"family"}, "IP": {"addr"}}},
 	{"missed", reflect.TypeFor[Missed](), map[string][]string{"Counts": {"counts"}, "Events": {"events"}}},
 	{"config", reflect.TypeFor[Config](), map[string][]string{
@@ -187,6 +189,7 @@ func TestSharedMaps(t *testing.T) {
 	want := map[string]shape{
 		"ipcache":       {ebpf.LPMTrie, 24, 24, 512000, noPrealloc | readOnlyProg},
 		"weft_counters": {ebpf.PerCPUHash, 12, 16, 65536, noPrealloc},
+		"weft_front":    {ebpf.PerCPUArray, 4, 64, 1024, 0},
 		"weft_missed":   {ebpf.PerCPUArray, 4, 64, 1, 0},
 		"weft_events":   {ebpf.RingBuf, 0, 0, 1 << 20, 0},
 		"weft_config":   {ebpf.Array, 4, 16, 1, readOnlyProg},

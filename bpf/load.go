@@ -13,6 +13,7 @@ import (
 const (
 	MapIPCache  = FromNetdevMapIpcache      // IPCacheKey to IPCacheValue
 	MapCounters = FromNetdevMapWeftCounters // CounterKey to CounterValue, per CPU
+	MapFront    = FromNetdevMapWeftFront    // FrontLine by its number, per CPU
 	MapMissed   = FromNetdevMapWeftMissed   // 0 to Missed, per CPU
 	MapEvents   = FromNetdevMapWeftEvents   // ring buffer of Event
 	MapConfig   = FromNetdevMapWeftConfig   // 0 to Config

@@ -39,7 +39,7 @@ func peerOf(d bpf.Direction, source, destination identity.ID) identity.ID {
 
 // Counters reads the pinned counters, whether an agent runs or not. It is safe for concurrent use.
 type Counters struct {
-	counters, missed *ebpf.Map
+	counters, front, missed *ebpf.Map
 }
 
 // Missed is what the counters and the ring buffer had no room for, by direction.
@@ -57,35 +57,35 @@ func OpenCounters(bpffs string) (*Counters, error) {
 	if err != nil {
 		return nil, err
 	}
+	front, err := openPinReadOnly(bpffs, pinFront, bpf.MapFront)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // which an agent of another version may not have
+		return nil, errors.Join(err, counters.Close())
+	}
 	missed, err := openPinReadOnly(bpffs, pinMissed, bpf.MapMissed)
 	if err != nil {
-		_ = counters.Close()
-		return nil, err
+		return nil, errors.Join(err, counters.Close(), front.Close())
 	}
-	return &Counters{counters: counters, missed: missed}, nil
+	return &Counters{counters: counters, front: front, missed: missed}, nil
 }
 
 // Close closes the maps; the pins stay.
-func (c *Counters) Close() error { return errors.Join(c.counters.Close(), c.missed.Close()) }
+func (c *Counters) Close() error {
+	return errors.Join(c.counters.Close(), c.front.Close(), c.missed.Close())
+}
 
 // List returns all counters, ordered by direction, the peer, the other end, verdict and mode.
 func (c *Counters) List() ([]Counter, error) {
-	var (
-		all     []Counter
-		key     bpf.CounterKey
-		values  []bpf.CounterValue
-		entries = c.counters.Iterate()
-	)
-	for entries.Next(&key, &values) {
-		sum := bpf.Sum(values)
+	sums, err := bpf.ReadCounters(c.counters, c.front)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Counter, 0, len(sums))
+	for key, sum := range sums {
 		all = append(all, Counter{
 			Source: identity.ID(key.SrcIdentity), Destination: identity.ID(key.DstIdentity),
 			Direction: key.Direction, Verdict: key.Verdict, Mode: key.Mode,
 			Packets: sum.Packets, Bytes: sum.Bytes,
 		})
-	}
-	if err := entries.Err(); err != nil {
-		return nil, fmt.Errorf("read counters: %w", err)
 	}
 	slices.SortFunc(all, func(a, b Counter) int {
 		return cmp.Or(

@@ -18,6 +18,7 @@ const (
 	pinDirName     = "weft"
 	pinIPCache     = "ipcache"
 	pinCounters    = "counters"
+	pinFront       = "front"
 	pinMissed      = "missed"
 	pinEvents      = "events"
 	pinConfig      = "config"

@@ -10,6 +10,10 @@
  * node really talks to; 64 Ki keys of 12 bytes, 16 more a CPU, allocated as they come. */
 #define COUNTERS_MAX_ENTRIES 65536
 
+/* Two keys a line: 64 KiB a CPU, in which 500 keys find room but for one in 30. */
+#define FRONT_LINES 1024
+#define FRONT_SHIFT 22 /* from 32 bits to the number of a line */
+
 /* One MiB holds 13,107 events of 72 bytes with their header of 8. */
 #define EVENTS_BYTES (1 << 20)
 

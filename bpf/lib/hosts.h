@@ -164,10 +164,10 @@ static __always_inline bool next_slot(struct search *s, __u32 *slot)
 }
 
 /* The identity that the fast path has for an IPv4 address; IDENTITY_NONE if it
- * is to be asked of ipcache. Not static, and so verified once, by itself.
+ * is to be asked of ipcache.
  *
  * A slot is one word, so what is read of it is always a whole entry. */
-__noinline __u32 weft_find_host4(__u32 addr)
+static __always_inline __u32 find_host4(__u32 addr)
 {
 	const struct hosts_line *line;
 	struct search s;
@@ -190,7 +190,7 @@ __noinline __u32 weft_find_host4(__u32 addr)
 	return IDENTITY_NONE;
 }
 
-/* The same for an IPv6 address.
+/* The same for an IPv6 address. Not static, and so verified once, by itself.
  *
  * A slot is two words of address and one with the identity and a number that
  * no two writes of the slot have in common, which frames the reading of the

@@ -65,33 +65,75 @@ static __always_inline struct missed *missed(void)
 	return bpf_map_lookup_elem(&weft_missed, &zero);
 }
 
-static __always_inline void
-count(const struct finding *found, const enum direction direction, __u64 bytes)
+/* Counts in a place of weft_front, if it is that of the key, or can be: its words
+ * are the first two of a struct front_counter. */
+static __always_inline bool
+count_at(struct front_counter *at, __u64 identities, __u64 rest, __u64 bytes)
 {
+	__u64 *words = (__u64 *)at;
+
+	if (!words[1]) {
+		words[0] = identities;
+		words[1] = rest;
+	} else if (words[0] != identities || words[1] != rest) {
+		return false;
+	}
+	add(&at->value, bytes);
+	return true;
+}
+
+/* Counts in weft_front; false if there is no place for the key. */
+static __always_inline bool
+count_in_front(__u64 identities, __u32 summary, __u64 bytes)
+{
+	__u64 hash = (identities ^ summary * HOSTS_MULTIPLIER) * HOSTS_MULTIPLIER;
+	__u64 rest = summary | (hash >> 32 << 32);
+	struct front_counter *first, *second;
+	__u32 index = hash >> 32 >> FRONT_SHIFT;
+
+	first = bpf_map_lookup_elem(&weft_front, &index);
+	if (!first)
+		return false;
+	/* Kept from the compiler, which else makes one piece of code for both, and
+	 * adds to a pointer what verifiers do not want added without CAP_PERFMON. */
+	second = first + 1;
+	asm volatile("" : "+r"(second));
+	return count_at(first, identities, rest, bytes) ||
+	       count_at(second, identities, rest, bytes);
+}
+
+/* Counts in weft_counters. Not static: verified once, by itself, and its stack
+ * is not that of the programs. */
+__noinline int weft_count(__u64 identities, __u32 summary, __u32 bytes)
+{
+	const __u8 direction = summary & 1;
 	struct {
 		__u64 identities;
 		__u32 rest;
-	} key;
+	} key; /* a struct counter_key of which pad is 0 */
 	struct counter_value first = { .packets = 1, .bytes = bytes };
 	struct counter_value *value;
 	struct missed *lost;
 
-	/* a struct counter_key of which pad is 0 */
-	write_head(&key, found->src_identity | (__u64)found->dst_identity << 32);
-	key.rest = direction | found->verdict << SUMMARY_VERDICT_SHIFT |
-		   found->mode << SUMMARY_MODE_SHIFT;
+	write_head(&key, identities);
+	key.rest = summary;
 	value = bpf_map_lookup_elem(&weft_counters, &key);
 	if (value) {
 		add(value, bytes);
-		return;
+		return 0;
 	}
 	/* Another CPU may have added the key meanwhile; this writes the value
 	 * of this CPU alone, which nothing has counted into yet. */
 	if (!bpf_map_update_elem(&weft_counters, &key, &first, BPF_ANY))
-		return;
+		return 0;
 	lost = missed();
-	if (lost)
-		add(&lost->counts[direction], bytes);
+	if (!lost)
+		return 0;
+	if (direction == DIRECTION_INGRESS)
+		add(&lost->counts[DIRECTION_INGRESS], bytes);
+	else
+		add(&lost->counts[DIRECTION_EGRESS], bytes);
+	return 0;
 }
 
 /* At random, not every n-th: flows that take turns must all be seen. */
@@ -157,12 +199,14 @@ static __always_inline void
 report(struct __sk_buff *skb, const struct config *config,
        const enum direction direction, const struct finding *found)
 {
-	count(found, direction, skb->len);
+	__u64 identities = found->src_identity | (__u64)found->dst_identity << 32;
+	__u32 summary = direction | found->verdict << SUMMARY_VERDICT_SHIFT |
+			found->mode << SUMMARY_MODE_SHIFT;
+
+	if (!count_in_front(identities, summary, skb->len))
+		weft_count(identities, summary, skb->len);
 	if (sampled(config->flow_sample))
-		weft_emit(skb,
-			  found->src_identity | (__u64)found->dst_identity << 32,
-			  direction | found->verdict << SUMMARY_VERDICT_SHIFT |
-				  found->mode << SUMMARY_MODE_SHIFT);
+		weft_emit(skb, identities, summary);
 }
 
 /* Tells the kernel and other programs whose the packet is, as far as they asked

@@ -43,7 +43,7 @@ __noinline __u32 weft_find_identity(__u32 family, __u64 d1, __u64 d2)
 	} key;
 	__u32 identity;
 
-	identity = family == FAMILY_IPV4 ? weft_find_host4(d1) :
+	identity = family == FAMILY_IPV4 ? find_host4(d1) :
 					   weft_find_host6(d1, d2);
 	if (identity)
 		return identity;

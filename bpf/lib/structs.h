@@ -95,6 +95,20 @@ struct counter_value {
 	__u64 bytes;
 };
 
+/* A counter of weft_front: of the key that came first, for as long as the map
+ * lives. check is a
+ * hash of the key: who reads a counter to whose key it does not fit has read it
+ * while it was given away. Where it has no verdict, it is nobody's yet. */
+struct front_counter {
+	struct counter_key key;
+	__u32 check;
+	struct counter_value value;
+};
+
+struct front_line {
+	struct front_counter counters[2];
+};
+
 /* What the other maps had no room for, by direction. */
 struct missed {
 	/* packets that have no key of their own in weft_counters */

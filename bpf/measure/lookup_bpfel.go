@@ -22,6 +22,7 @@ const (
 	LookupMapWeftConfig       = "weft_config"
 	LookupMapWeftCounters     = "weft_counters"
 	LookupMapWeftEvents       = "weft_events"
+	LookupMapWeftFront        = "weft_front"
 	LookupMapWeftHosts        = "weft_hosts"
 	LookupMapWeftMissed       = "weft_missed"
 	LookupMapWeftPods         = "weft_pods"
@@ -91,6 +92,7 @@ type LookupMapSpecs struct {
 	WeftConfig   *ebpf.MapSpec `ebpf:"weft_config"`
 	WeftCounters *ebpf.MapSpec `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
+	WeftFront    *ebpf.MapSpec `ebpf:"weft_front"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
 	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
@@ -128,6 +130,7 @@ type LookupMaps struct {
 	WeftConfig   *ebpf.Map `ebpf:"weft_config"`
 	WeftCounters *ebpf.Map `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
+	WeftFront    *ebpf.Map `ebpf:"weft_front"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
 	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
@@ -141,6 +144,7 @@ func (m *LookupMaps) Close() error {
 		m.WeftConfig,
 		m.WeftCounters,
 		m.WeftEvents,
+		m.WeftFront,
 		m.WeftHosts,
 		m.WeftMissed,
 		m.WeftPods,

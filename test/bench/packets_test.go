@@ -174,12 +174,13 @@ func shipping(b *testing.B, k *lookupKernel, fast bool) *ebpf.Collection {
 // identified is how many packets the programs gave an identity, or had no room to say which.
 func identified(b *testing.B, coll *ebpf.Collection) (n uint64) {
 	b.Helper()
-	var key bpf.CounterKey
-	var values []bpf.CounterValue
-	all := coll.Maps[bpf.MapCounters].Iterate()
-	for all.Next(&key, &values) {
+	counters, err := bpf.ReadCounters(coll.Maps[bpf.MapCounters], coll.Maps[bpf.MapFront])
+	if err != nil {
+		b.Fatal(err)
+	}
+	for key, value := range counters {
 		if key.Verdict == bpf.Identified {
-			n += bpf.Sum(values).Packets
+			n += value.Packets
 		}
 	}
 	var missed []bpf.Missed
