@@ -140,9 +140,11 @@ var helpTexts = map[string]help{
 	"operator etcd-init": {"Make the users and roles of the cluster's etcd: administrators, the cluster's own agents and operators, and for each " +
 		"remote cluster a user that may read what clusters share, and no more. A user is who shows a certificate of that common name. " +
 		"What is there already stays; roles that may more than they should are narrowed, users of clusters that are not named are deleted. " +
-		"At the end etcd asks everybody who they are; that is not done if it would not know the one who does it. Done again, it changes " +
-		"what is not so any more.",
+		"At the end etcd asks everybody who they are; that is not done if it would not know the one who does it. With --certificates, " +
+		"the authority, and a certificate for the etcd and each user, are made first, where they are not there or near their end; without " +
+		"--kvstore-config that is all, as there is no etcd before it has one. Done again, it changes what is not so any more.",
 		[]string{
+			"weft operator etcd-init --cluster-name east --remote west,north --certificates /etc/weft/pki --server-name east.mesh.cilium.io,127.0.0.1",
 			"weft operator etcd-init --cluster-name east --remote west,north --kvstore-config /etc/weft/admin.yaml --dry-run",
 			"weft operator etcd-init --cluster-name east --remote west,north --kvstore-config /etc/weft/admin.yaml",
 		}},

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,6 +24,8 @@ type accessJSON struct {
 	Warning string                 `json:"warning,omitempty"` // what is wrong with that version
 	DryRun  bool                   `json:"dryRun"`
 	Changes []kvstore.AccessChange `json:"changes"`
+	// Certificates are those that were made, or would be.
+	Certificates []operator.CertificateChange `json:"certificates"`
 }
 
 // etcdInitOptions are the options of etcd-init.
@@ -31,6 +34,7 @@ type etcdInitOptions struct {
 	cluster string
 	remotes []string
 	shared  bool
+	certs   operator.CertificatesConfig
 	dry     bool
 	out     *output
 }
@@ -44,31 +48,71 @@ func operatorEtcdInit(env environment) *cobra.Command {
 	flags.StringVar(&o.cluster, "cluster-name", defaultCluster, "`name` of the cluster whose etcd it is")
 	flags.StringSliceVar(&o.remotes, "remote", nil, "`name` of a cluster that may read this one, given for each; users of clusters that are not named are deleted")
 	flags.BoolVar(&o.shared, "shared-user", false, "let clusters also read as the user remote, whose certificate they share")
+	flags.StringVar(&o.certs.Dir, "certificates", "",
+		"`directory` in which each user and the etcd get a certificate, and which holds their authority; made, and renewed, where that is to be done")
+	flags.StringSliceVar(&o.certs.Server, "server-name", nil, "with --certificates, `name` or address by which the etcd is reached, given for each; none: it has a certificate")
+	flags.DurationVar(&o.certs.Lifetime, "certificate-lifetime", 365*24*time.Hour,
+		"with --certificates, how long one is good, a `duration`: it is renewed in the last third; an authority lasts ten times as long")
 	flags.BoolVar(&o.dry, "dry-run", false, "print what would be changed, and change nothing")
 	o.out = outputFlags(cmd)
 	return cmd
 }
 
-func (o *etcdInitOptions) run(ctx context.Context, env environment) error {
-	if o.etcd.config == "" {
-		return usagef("--kvstore-config: name the etcd of the cluster")
+// leastLifetime is the shortest of a certificate: less would end while it is handed on.
+const leastLifetime = time.Hour
+
+func (o *etcdInitOptions) check() error {
+	switch {
+	case o.certs.Dir == "" && o.etcd.config == "":
+		return usagef("--kvstore-config: name the etcd of the cluster, or with --certificates a directory, or both")
+	case o.certs.Dir == "" && len(o.certs.Server) > 0:
+		return usagef("--server-name: it is for --certificates: give that, too")
+	case o.certs.Lifetime < leastLifetime:
+		return usagef("--certificate-lifetime %s: want at least %s", o.certs.Lifetime, leastLifetime)
 	}
+	return nil
+}
+
+func (o *etcdInitOptions) run(ctx context.Context, env environment) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	access := operator.AccessConfig{Cluster: o.cluster, Remotes: o.remotes, SharedUser: o.shared}
+	want, err := operator.NewAccess(access)
+	if err != nil {
+		return &usageError{cause: err}
+	}
+	did := accessJSON{Meta: api.MetaOf(kindAccess), DryRun: o.dry, Changes: []kvstore.AccessChange{}, Certificates: []operator.CertificateChange{}}
+	if o.certs.Dir != "" {
+		o.certs.Users, o.certs.Dry = operator.CertificateUsers(want), o.dry
+		made, err := operator.MakeCertificates(o.certs, env.now())
+		did.Certificates = present(made)
+		if err != nil || o.etcd.config == "" {
+			return errors.Join(err, o.print(env, did, err == nil))
+		}
+	}
+	planned, err := o.grant(ctx, access, &did)
+	if !planned && len(did.Certificates) == 0 {
+		return err
+	}
+	return errors.Join(err, o.print(env, did, err == nil))
+}
+
+// grant makes the users and roles. planned: it is known what was to be done.
+func (o *etcdInitOptions) grant(ctx context.Context, access operator.AccessConfig, did *accessJSON) (planned bool, err error) {
 	file, err := o.etcd.file()
 	if err != nil {
-		return err
+		return false, err
 	}
 	cfg, err := kvstore.LoadConfig(file)
 	if err != nil {
-		return &usageError{cause: err}
+		return false, &usageError{cause: err}
 	}
-	want, err := operator.NewAccess(operator.AccessConfig{
-		Cluster: o.cluster, Remotes: o.remotes, SharedUser: o.shared, Username: cfg.Username, Password: string(cfg.Password),
-	})
+	access.Username, access.Password = cfg.Username, string(cfg.Password)
+	want, err := operator.NewAccess(access)
 	if err != nil {
-		return &usageError{cause: err}
+		return false, &usageError{cause: err}
 	}
-	planned := false
-	did := accessJSON{Meta: api.MetaOf(kindAccess), DryRun: o.dry, Changes: []kvstore.AccessChange{}}
 	err = o.etcd.do(ctx, func(ctx context.Context, client *kvstore.Client) error {
 		plan, err := client.PlanAccess(ctx, want)
 		if err != nil {
@@ -83,10 +127,7 @@ func (o *etcdInitOptions) run(ctx context.Context, env environment) error {
 		did.Server, did.Warning = s.ServerVersion, s.Warning
 		return err
 	})
-	if !planned {
-		return err
-	}
-	return errors.Join(err, o.print(env, did, err == nil))
+	return planned, err
 }
 
 // print tells what was done. Where all went well and nothing was to be done, it says so.
@@ -97,15 +138,22 @@ func (o *etcdInitOptions) print(env environment, did accessJSON, well bool) erro
 	if did.Warning != "" {
 		complain(env.stderr, errors.New(did.Warning))
 	}
+	var lines []string
+	for _, x := range did.Certificates {
+		lines = append(lines, x.String())
+	}
 	for _, x := range did.Changes {
-		if _, err := fmt.Fprintln(env.stdout, printable(x.String())); err != nil {
+		lines = append(lines, x.String())
+	}
+	for _, line := range lines {
+		if _, err := fmt.Fprintln(env.stdout, printable(line)); err != nil {
 			return err
 		}
 	}
 	if !o.out.forPeople() {
 		return nil
 	}
-	last := count(len(did.Changes), "change")
+	last := count(len(lines), "change")
 	switch {
 	case !well:
 		last += " made, then it failed; given again, the command goes on from there"

@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -63,6 +64,46 @@ func TestEtcdInit(t *testing.T) {
 	}
 	if code, stdout, stderr := init(adminOf(t, etcd, ca, "remote-north")); code != 1 || !strings.Contains(stderr, "permission denied") {
 		t.Errorf("by a remote cluster: exit code %d, %q, %q", code, stdout, stderr)
+	}
+}
+
+// From nothing to an etcd that lets a remote cluster read: first the certificates, with which etcd starts, then, with that of
+// the administrator, the users.
+//
+// mechanism: Q1
+func TestEtcdInitCertificates(t *testing.T) {
+	pki := filepath.Join(t.TempDir(), "pki")
+	init := func(args ...string) (code int, stdout, stderr string) {
+		t.Helper()
+		return weft(t, map[string]string{"WEFT_CLUSTER_NAME": "east", "WEFT_CERTIFICATES": pki, "WEFT_REMOTE": "west"},
+			append([]string{"operator", "etcd-init", "--timeout", "30s", "--server-name", strings.Join(testutil.ServerHosts, ",")}, args...)...)
+	}
+	code, stdout, stderr := init()
+	for _, name := range []string{"ca", "etcd", "admin-east", "agent-east", "local-east", "operator-east", "remote-west"} {
+		if !strings.Contains(stdout, "make certificate "+filepath.Join(pki, name+".crt")+", good until 20") {
+			t.Errorf("%s is not made", name)
+		}
+	}
+	if code != 0 || stderr != "" || !strings.HasSuffix(stdout, "\n7 changes made\n") {
+		t.Fatalf("exit code %d, stderr %q, stdout:\n%s", code, stderr, stdout)
+	}
+	etcd := testutil.StartEtcd(t, testutil.WithTLSFiles(pki))
+	config := writeFile(t, "admin.yaml", fmt.Sprintf("endpoints: [%s]\ntrusted-ca-file: %[2]s/ca.crt\ncert-file: %[2]s/admin-east.crt\nkey-file: %[2]s/admin-east.key\n",
+		etcd.Endpoint(), pki))
+	if code, stdout, stderr = init("--kvstore-config", config); code != 0 || stderr != "" || !strings.Contains(stdout, "enable authentication") {
+		t.Errorf("exit code %d, stderr %q, stdout:\n%s", code, stderr, stdout)
+	}
+	if code, stdout, stderr = init("--kvstore-config", config); code != 0 || stdout != "0 changes made\n" {
+		t.Errorf("again: exit code %d, stderr %q, stdout:\n%s", code, stderr, stdout)
+	}
+	if err := os.Remove(filepath.Join(pki, "ca.key")); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr = init("--kvstore-config", config, "--remote", "north", "-o", "json")
+	var did accessJSON
+	if err := json.Unmarshal([]byte(stdout), &did); err != nil || code != 1 || len(did.Certificates)+len(did.Changes) != 0 ||
+		!strings.Contains(stderr, "remote-north.crt cannot be signed, as "+pki+"/ca.key is not there") {
+		t.Errorf("without the authority's key: exit code %d, %v, stderr %q, stdout:\n%s", code, err, stderr, stdout)
 	}
 }
 

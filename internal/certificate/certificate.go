@@ -31,25 +31,37 @@ func NewAuthority(name string) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
+	return MakeAuthority(name, key, time.Now().AddDate(-10, 0, 0), time.Now().AddDate(10, 0, 0))
+}
+
+// MakeAuthority makes an authority of a key, which is good from one time to another.
+func MakeAuthority(name string, key crypto.Signer, from, until time.Time) (*Authority, error) {
 	number, err := serial()
 	if err != nil {
 		return nil, err
 	}
 	template := &x509.Certificate{
 		SerialNumber: number, Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage:  x509.KeyUsageCertSign,
-		NotBefore: time.Now().AddDate(-10, 0, 0), NotAfter: time.Now().AddDate(10, 0, 0),
+		KeyUsage: x509.KeyUsageCertSign, NotBefore: from, NotAfter: until,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		return nil, fmt.Errorf("certificate authority %s: %w", name, err)
 	}
-	a := &Authority{PEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key: key}
-	if a.cert, err = x509.ParseCertificate(der); err != nil {
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
 		return nil, fmt.Errorf("certificate authority %s: %w", name, err)
 	}
-	return a, nil
+	return AuthorityOf(cert, key), nil
 }
+
+// AuthorityOf returns the authority that has a certificate and its key already.
+func AuthorityOf(cert *x509.Certificate, key crypto.Signer) *Authority {
+	return &Authority{PEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), cert: cert, key: key}
+}
+
+// Certificate returns the authority's own, which must not be changed.
+func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
 // Request says what an authority is to sign. Zero values: no names, valid from an hour ago to an hour from now, for servers
 // and clients, with an ECDSA P-256 key of its own.
@@ -76,12 +88,10 @@ func (a *Authority) Issue(r Request) (cert, key []byte, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("certificate %s: %w", r.CommonName, err)
 	}
-	raw, err := x509.MarshalPKCS8PrivateKey(r.Key)
-	if err != nil {
-		return nil, nil, fmt.Errorf("key of certificate %s: %w", r.CommonName, err)
+	if key, err = MarshalKey(r.Key); err != nil {
+		return nil, nil, fmt.Errorf("certificate %s: %w", r.CommonName, err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}), nil
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key, nil
 }
 
 func (r *Request) template(number *big.Int) *x509.Certificate {
@@ -115,6 +125,15 @@ func NewKey() (crypto.Signer, error) {
 		return nil, fmt.Errorf("make a key: %w", err)
 	}
 	return key, nil
+}
+
+// MarshalKey returns a key as PEM.
+func MarshalKey(key crypto.Signer) ([]byte, error) {
+	raw, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("write a key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}), nil
 }
 
 func serial() (*big.Int, error) {

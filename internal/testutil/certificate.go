@@ -55,8 +55,8 @@ func MustWriteFile(t testing.TB, file string, content []byte) {
 type serverFiles struct{ dir string }
 
 func (f *serverFiles) ca() string   { return filepath.Join(f.dir, "ca.crt") }
-func (f *serverFiles) cert() string { return filepath.Join(f.dir, "server.crt") }
-func (f *serverFiles) key() string  { return filepath.Join(f.dir, "server.key") }
+func (f *serverFiles) cert() string { return filepath.Join(f.dir, "etcd.crt") }
+func (f *serverFiles) key() string  { return filepath.Join(f.dir, "etcd.key") }
 
 func (f *serverFiles) configure(cfg *embed.Config) {
 	tls := &cfg.ClientTLSInfo
@@ -74,6 +74,12 @@ func WithTLS(ca *CA) EtcdOption {
 		e.TrustClients(t, ca.PEM)
 		e.Present(t, ca, Certificate{})
 	}
+}
+
+// WithTLSFiles has the server speak TLS with etcd.crt, etcd.key and ca.crt of a directory, and want a certificate of that
+// authority from its clients.
+func WithTLSFiles(dir string) EtcdOption {
+	return func(_ testing.TB, e *Etcd) { e.scheme, e.tls = "https", &serverFiles{dir} }
 }
 
 // Present has the server show another certificate from the next handshake on; without hosts, one for ServerHosts.
