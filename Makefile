@@ -10,14 +10,17 @@ BIN     := bin
 
 # What the project needs of Debian 12 beyond Go, git, make and apt. The compiler is pinned because its output is
 # committed; where the archive has moved on from another version, the one it has is taken and said so.
-DEBS := \
+LAB_DEBS := \
 	bpftool=7.1.0+6.1.192-2 \
+	iproute2=6.1.0-3
+
+# What tests and checks need beyond the lab.
+DEBS := $(LAB_DEBS) \
 	chromium=156.0.8078.79-1~deb12u1 \
 	chromium-driver=156.0.8078.79-1~deb12u1 \
 	clang-19=1:19.1.7-3~deb12u1 \
 	etcd-server=3.4.23-4+b4 \
 	gcc=4:12.2.0-3 \
-	iproute2=6.1.0-3 \
 	iputils-ping=3:20221126-1+deb12u1 \
 	libbpf-dev=1:1.1.2-0+deb12u1 \
 	libc6-dev=2.36-9+deb12u14 \
@@ -37,7 +40,7 @@ export CGO_ENABLED ?= 0
 
 KUBE_APISERVER := .cache/kube-apiserver
 
-.PHONY: help deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab lab-kubernetes test-kernels vagrant-test mechanisms packages sbom vulncheck test-packages test-reproducible clean
+.PHONY: help deps lab-deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab lab-kubernetes test-kernels vagrant-test mechanisms packages sbom vulncheck test-packages test-reproducible clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,17 +49,20 @@ deps: ## install what is missing of the Debian packages, and fetch the Go module
 	@.ci/deps $(DEBS)
 	@go mod download
 
+lab-deps:
+	@.ci/deps $(LAB_DEBS)
+
 build: ## build bin/weft and bin/weft-lab (needs Go only)
 	@mkdir -p $(BIN)
 	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/ ./cmd/weft ./cmd/weft-lab
 
-demo: deps build ## run the two-cluster lab to its end and tell what happens
+demo: lab-deps build ## run the two-cluster lab to its end and tell what happens
 	$(BIN)/weft-lab demo
 
-lab: deps build ## build the two-cluster lab and leave it up to play with
+lab: lab-deps build ## build the two-cluster lab and leave it up to play with
 	$(BIN)/weft-lab up
 
-lab-kubernetes: deps build kube-apiserver ## build the lab with an API server of Kubernetes in each cluster
+lab-kubernetes: lab-deps build kube-apiserver ## build the lab with an API server of Kubernetes in each cluster
 	$(BIN)/weft-lab up --kubernetes
 
 test: deps kube-apiserver ## run every test with the race detector
