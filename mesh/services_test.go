@@ -4,6 +4,7 @@ package mesh
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -62,6 +63,32 @@ func (w *world) awaitBackends(want ...string) {
 		}
 		return nil
 	})
+}
+
+// What the table of services lacks is known to be gone once every cluster has listed all that it has, and not before: a canary
+// that is missing tells that a cluster is still writing.
+//
+// mechanism: H8
+func TestServicesListedWaitsForEveryCluster(t *testing.T) {
+	t.Parallel()
+	west, south := newWest(t, 1), newCluster(t, "south", 3)
+	const canary = "cilium/synced/south/cilium/state/services/v1"
+	south.etcd.Delete(t, canary)
+	west.web("10.2.1.10")
+	south.web("10.3.1.10")
+	w := newWorld(t, withConfig(west), withConfig(south))
+	putWeb(w.cfg.Services, "")
+	w.awaitState("west", Ready)
+	w.awaitBackends("10.2.1.10")
+	w.never("services are listed while south is still writing", w.ServicesListed)
+	south.etcd.Put(t, canary, "2026-11-20T22:37:21Z")
+	testutil.Eventually(t, soon, func() error {
+		if !w.ServicesListed() {
+			return errors.New("not all services are listed")
+		}
+		return nil
+	})
+	w.awaitBackends("10.2.1.10", "10.3.1.10")
 }
 
 // What our own cluster's operator publishes is a local service, never an offer to ourselves; what a remote publishes under our

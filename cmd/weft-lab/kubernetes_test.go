@@ -35,13 +35,30 @@ func (s *serviceLab) leads4(c clusterPlan, want ...netip.Addr) {
 	testutil.Eventually(s.t, patience, func() error { return s.lab.leadsTo(c.Nodes[0], c.Service4, want) })
 }
 
+// definitions returns how many kinds are defined in a cluster beside Kubernetes' own.
+func (s *serviceLab) definitions(c clusterPlan) int {
+	s.t.Helper()
+	var list struct{ Items []struct{} }
+	answer := s.must("kubernetes", c.Name, "get", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")
+	if err := json.Unmarshal([]byte(answer), &list); err != nil {
+		s.t.Fatal(err)
+	}
+	return len(list.Items)
+}
+
 // The whole circle: a Service and its EndpointSlices in the Kubernetes of one cluster, its operator, its etcd, the agent and
-// the kernel of the other cluster, and clients there, of which no request may fail.
+// the kernel of the other cluster, and clients there, of which no request may fail. Operators and agents neither need nor make
+// any kind of object that Kubernetes does not have.
+//
+// mechanism: K4
 func TestKubernetes(t *testing.T) {
 	s := newServiceLab(t, "--kubernetes", "--kube-apiserver", testutil.KubeAPIServerPath(t))
 	east, west := s.east, s.west
 	if status, well := s.status(); !well || len(status.APIServers) != 2 {
 		t.Errorf("the lab is not well: %+v", status)
+	}
+	if n := s.definitions(east); n != 0 {
+		t.Errorf("%d kinds are defined in east", n)
 	}
 	s.leads(east, east)
 	s.leads(west, west)
