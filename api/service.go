@@ -17,6 +17,8 @@ type Service struct {
 	Local     *LocalService     `json:"local,omitempty"`
 	Clusters  []ServiceCluster  `json:"clusters"`  // the other ones that offer backends
 	Frontends []ServiceFrontend `json:"frontends"` // of the local service
+	// KernelError is why it is not known what the kernel has.
+	KernelError string `json:"kernelError,omitempty"`
 }
 
 // LocalService is a service of our own cluster.
@@ -59,6 +61,20 @@ type ServiceFrontend struct {
 	// Holder is the other service that has the frontend, so that this one does not.
 	Holder   string           `json:"holder,omitempty"`
 	Backends []ServiceBackend `json:"backends,omitempty"` // not in lists
+	// Kernel is what the kernel has; nil in lists, of SCTP, and where sockets are given no backends.
+	Kernel *KernelFrontend `json:"kernel,omitempty"`
+}
+
+// KernelFrontend is a frontend as the kernel has it.
+type KernelFrontend struct {
+	Absent         bool   `json:"absent,omitempty"` // the kernel does not have it, yet; the rest is nothing
+	Backends       int    `json:"backends"`
+	Algorithm      string `json:"algorithm"`                       // random or maglev
+	ClientAffinity uint32 `json:"clientAffinitySeconds,omitempty"` // 0: a client keeps no backend
+	Chosen         uint64 `json:"chosen"`                          // flows that were given a backend since the frontend is there
+	Refused        uint64 `json:"refused"`                         // flows for which there was none
+	// Strays are backends that nobody offers any more: found at the start, and kept until all have been heard.
+	Strays []netip.AddrPort `json:"strays,omitempty"`
 }
 
 // ServiceBackend is a backend that a frontend could use.
@@ -69,6 +85,9 @@ type ServiceBackend struct {
 	State   string     `json:"state"` // ready or draining
 	Lost    bool       `json:"lost,omitempty"`
 	Used    bool       `json:"used"`
+	Why     string     `json:"why,omitempty"` // it is not used
+	// InKernel: the kernel leads to it. It follows Used within moments.
+	InKernel bool `json:"inKernel,omitempty"`
 }
 
 // ServiceDetail is a single service as an answer.

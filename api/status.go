@@ -244,12 +244,23 @@ type ServiceTable struct {
 	MaxFrontends int    `json:"maxFrontends"`
 	Backends     int    `json:"backends"` // one counts once for each frontend
 	MaxBackends  int    `json:"maxBackends"`
-	Pending      int    `json:"pending"`   // frontends that are not as they should be
-	Unclaimed    int    `json:"unclaimed"` // found in the kernel, and nobody's yet
-	Full         bool   `json:"full"`
-	Chosen       uint64 `json:"chosen"`    // flows that got a backend
-	Refused      uint64 `json:"refused"`   // flows for which there was none
-	Destroyed    uint64 `json:"destroyed"` // connected UDP sockets whose backend was gone
+	Slots        int    `json:"slots"` // what backends are chosen from, with the room to grow
+	MaxSlots     int    `json:"maxSlots"`
+	// Affinities is how many clients keep a backend, at most ten seconds ago. Where there is no room, the oldest go.
+	Affinities    int    `json:"affinities"`
+	MaxAffinities int    `json:"maxAffinities"`
+	Pending       int    `json:"pending"`   // frontends that are not as they should be
+	Unclaimed     int    `json:"unclaimed"` // found in the kernel, and nobody's yet
+	Full          bool   `json:"full"`
+	Chosen        uint64 `json:"chosen"`    // flows that got a backend
+	Refused       uint64 `json:"refused"`   // flows for which there was none
+	Destroyed     uint64 `json:"destroyed"` // connected UDP sockets whose backend was gone
+	Written       uint64 `json:"written"`   // words of memory that programs read
+	Calls         uint64 `json:"calls"`     // to the kernel, for frontends
+	Rebuilds      uint64 `json:"rebuilds"`  // changes of several backends of a service at once, or by Maglev
+	Failures      uint64 `json:"failures"`  // changes that could not be made
+	// VerifiedAt is when all of it was last compared with what is wanted.
+	VerifiedAt time.Time `json:"verifiedAt,omitzero"`
 }
 
 // PodDevices is what there is at the devices of this node's own pods.

@@ -185,36 +185,41 @@ func (k *kernelMap) Dump(yield func([]bpf.IPCacheKey, []bpf.IPCacheValue)) error
 // dumpChunk is how many entries one system call of a dump returns.
 const dumpChunk = 4096
 
-// dumpIPCache yields all entries of m in chunks, which are valid during the call only, until yield returns false. A map
-// that is written meanwhile can make the kernel begin again; then a dump would not end, and is given up with an error.
+// dumpIPCache is dumpMap for the ipcache.
 func dumpIPCache(m *ebpf.Map, yield func([]bpf.IPCacheKey, []bpf.IPCacheValue) bool) error {
+	return dumpMap(m, "ipcache", yield)
+}
+
+// dumpMap yields all entries of m in chunks, which are valid during the call only, until yield returns false. A map
+// that is written meanwhile can make the kernel begin again; then a dump would not end, and is given up with an error.
+func dumpMap[K, V any](m *ebpf.Map, name string, yield func([]K, []V) bool) error {
 	var (
 		cursor ebpf.MapBatchCursor
-		keys   = make([]bpf.IPCacheKey, dumpChunk)
-		values = make([]bpf.IPCacheValue, dumpChunk)
+		keys   = make([]K, dumpChunk)
+		values = make([]V, dumpChunk)
 		budget = 2 * (int(m.MaxEntries()) + dumpChunk)
 	)
 	for {
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		if errors.Is(err, ebpf.ErrNotSupported) {
-			return iterateIPCache(m, yield)
+			return iterateMap(m, name, yield)
 		}
 		end := errors.Is(err, ebpf.ErrKeyNotExist)
 		if err != nil && !end {
-			return fmt.Errorf("read map ipcache: %w", err)
+			return fmt.Errorf("read map %s: %w", name, err)
 		}
 		if n > 0 && !yield(keys[:n], values[:n]) || end {
 			return nil
 		}
 		if budget -= n; budget < 0 {
-			return errors.New("read map ipcache: it changes faster than it can be read: try again")
+			return fmt.Errorf("read map %s: it changes faster than it can be read: try again", name)
 		}
 	}
 }
 
-// iterateIPCache is dumpIPCache for kernels without batches.
-func iterateIPCache(m *ebpf.Map, yield func([]bpf.IPCacheKey, []bpf.IPCacheValue) bool) error {
-	keys, values := make([]bpf.IPCacheKey, 1), make([]bpf.IPCacheValue, 1)
+// iterateMap is dumpMap for kernels without batches.
+func iterateMap[K, V any](m *ebpf.Map, name string, yield func([]K, []V) bool) error {
+	keys, values := make([]K, 1), make([]V, 1)
 	entries := m.Iterate()
 	for entries.Next(&keys[0], &values[0]) {
 		if !yield(keys, values) {
@@ -222,7 +227,7 @@ func iterateIPCache(m *ebpf.Map, yield func([]bpf.IPCacheKey, []bpf.IPCacheValue
 		}
 	}
 	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read map ipcache: %w", err)
+		return fmt.Errorf("read map %s: %w", name, err)
 	}
 	return nil
 }

@@ -16,7 +16,8 @@ import (
 	"github.com/weftmesh/weft/service"
 )
 
-// ServiceStatus is the state of the services in the kernel. The counts begin with the agent, but for Chosen and Refused.
+// ServiceStatus is the state of the services in the kernel. The counts begin with the agent, but for Chosen and Refused, which
+// begin with what the frontends that it found have counted.
 type ServiceStatus struct {
 	Cgroup   string          `json:"cgroup"`
 	Programs []ProgramStatus `json:"programs,omitempty"`
@@ -30,6 +31,9 @@ type ServiceStatus struct {
 	MaxBackends int `json:"maxBackends"`
 	Slots       int `json:"slots"` // with the room to grow
 	MaxSlots    int `json:"maxSlots"`
+	// Affinities is how many clients keep a backend, at most ten seconds ago. Where there is no room, the oldest go.
+	Affinities    int `json:"affinities"`
+	MaxAffinities int `json:"maxAffinities"`
 	// Full: there is no room for a frontend or a backend. An alarm.
 	Full bool `json:"full"`
 	// Pending is how many frontends are not as they should be; they are tried again.
@@ -37,8 +41,8 @@ type ServiceStatus struct {
 	// Unclaimed is how many frontends, and backends of others, were found in the kernel that nobody has claimed yet.
 	Unclaimed int `json:"unclaimed"`
 
-	Chosen  uint64 `json:"chosen"`  // flows that the present frontends gave a backend
-	Refused uint64 `json:"refused"` // flows for which they had none
+	Chosen  uint64 `json:"chosen"`  // flows that were given a backend
+	Refused uint64 `json:"refused"` // flows for which there was none
 
 	Written   uint64 `json:"written"`   // words of memory that programs read
 	Calls     uint64 `json:"calls"`     // to the kernel, for frontends
@@ -142,7 +146,7 @@ func (d *Datapath) openServices(dir *pinDir) (_ *services, err error) {
 		source:   d.cfg.Services,
 		table:    newServiceTable(s.maps.serviceMemory, kernelFrontends{s.maps.mapSet[bpf.MapFrontends]}, s.grace.Wait),
 		attacher: s.attacher, listed: d.cfg.ServicesListed, destroy: s.destroyer.destroy,
-		algorithm: d.cfg.ServiceAlgorithm, log: d.cfg.Log, requests: d.compareServices, verifyEvery: d.cfg.VerifyInterval,
+		affinities: affinityMap{s.maps.mapSet[bpf.MapAffinity]}, algorithm: d.cfg.ServiceAlgorithm, log: d.cfg.Log, requests: d.compareServices, verifyEvery: d.cfg.VerifyInterval,
 		began: time.Now(), failed: map[service.Frontend]error{},
 		state: ServiceStatus{Cgroup: cgroup},
 	}
@@ -198,12 +202,19 @@ func (s *services) Close() {
 	}
 }
 
-// flowCounts sums the flows of the frontends that there are.
-func (t *serviceTable) flowCounts() (chosen, refused uint64) {
+// flowCounts are what became of flows.
+type flowCounts struct{ chosen, refused uint64 }
+
+func (c *flowCounts) add(record *bpf.Service) {
+	c.chosen += atomic.LoadUint64(&record.Chosen)
+	c.refused += atomic.LoadUint64(&record.Refused)
+}
+
+// flowCounts sums the flows of all frontends, of those that are gone too.
+func (t *serviceTable) flowCounts() flowCounts {
+	sum := t.gone
 	for _, s := range t.all {
-		record := &t.services[s.number]
-		chosen += atomic.LoadUint64(&record.Chosen)
-		refused += atomic.LoadUint64(&record.Refused)
+		sum.add(&t.services[s.number])
 	}
-	return chosen, refused
+	return sum
 }

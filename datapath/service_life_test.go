@@ -312,7 +312,7 @@ func TestServiceAffinity(t *testing.T) {
 	all := []string{"127.1.1.10", "127.1.1.11", "127.1.1.12", "127.1.1.13"}
 	sticky := func(l *service.Local) { l.ClientAffinity = 10800 }
 	h.put(frontend, all, sticky)
-	h.start()
+	a := h.start()
 	h.wantKernel(frontend, all...)
 	ask := func() string {
 		t.Helper()
@@ -343,6 +343,14 @@ func TestServiceAffinity(t *testing.T) {
 			t.Fatalf("%s after %s, and %s is gone", again, second, first)
 		}
 	}
+	a.stop()
+	a = h.start() // which counts at once
+	testutil.Eventually(t, 2*patience, func() error {
+		if s := a.Status().Services; s.Affinities != 1 || s.MaxAffinities != 65536 {
+			return fmt.Errorf("%d of %d clients keep a backend, want 1", s.Affinities, s.MaxAffinities)
+		}
+		return nil
+	})
 	// The clock is not waited for: what is remembered is made old.
 	m, err := ebpf.LoadPinnedMap(filepath.Join(h.cfg.BPFFS, pinDirName, pinServicesDir, servicePins[bpf.MapAffinity]), nil)
 	if err != nil {

@@ -3,9 +3,12 @@
 package datapath
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/weftmesh/weft/bpf"
@@ -20,6 +23,14 @@ type KernelService struct {
 	Maglev   bool
 	Chosen   uint64 // flows that were given a backend since the frontend is there
 	Refused  uint64 // flows for which there was none
+}
+
+// Algorithm is how backends are chosen.
+func (s *KernelService) Algorithm() service.Algorithm {
+	if s.Maglev {
+		return service.Maglev
+	}
+	return service.Random
 }
 
 // Services reads the pinned table of services, whether an agent runs or not. It is for one goroutine at a time.
@@ -57,16 +68,33 @@ func (s *Services) List() ([]KernelService, error) {
 	if err != nil {
 		return nil, err
 	}
-	table := serviceTable{serviceMemory: s.maps.serviceMemory}
 	all := make([]KernelService, 0, len(found))
 	for i := range found {
-		f := &found[i]
-		record := &s.maps.services[f.number]
-		all = append(all, KernelService{
-			Frontend: f.frontend, Backends: table.list(&f.kernelService), Affinity: f.settings.affinity, Maglev: f.settings.maglev,
-			Chosen: atomic.LoadUint64(&record.Chosen), Refused: atomic.LoadUint64(&record.Refused),
-		})
+		all = append(all, s.describe(&found[i]))
 	}
 	slices.SortFunc(all, func(a, b KernelService) int { return a.Frontend.Compare(b.Frontend) })
 	return all, nil
+}
+
+// Get returns one frontend. While an agent writes, one that changes may be missed.
+func (s *Services) Get(at service.Frontend) (KernelService, bool, error) {
+	var number uint32
+	key := frontendAddress(at)
+	switch err := s.maps.mapSet[bpf.MapFrontends].Lookup(&key, &number); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return KernelService{}, false, nil
+	case err != nil:
+		return KernelService{}, false, fmt.Errorf("read map %s: %w", bpf.MapFrontends, err)
+	case int(number) >= len(s.maps.services) || s.maps.services[number].Frontend != key:
+		return KernelService{}, false, nil
+	}
+	return s.describe(&foundService{at, s.maps.readService(number)}), true, nil
+}
+
+func (s *Services) describe(f *foundService) KernelService {
+	record, table := &s.maps.services[f.number], serviceTable{serviceMemory: s.maps.serviceMemory}
+	return KernelService{
+		Frontend: f.frontend, Backends: table.list(&f.kernelService), Affinity: f.settings.affinity, Maglev: f.settings.maglev,
+		Chosen: atomic.LoadUint64(&record.Chosen), Refused: atomic.LoadUint64(&record.Refused),
+	}
 }

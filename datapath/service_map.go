@@ -148,6 +148,21 @@ func (k kernelFrontends) All(yield func(bpf.ServiceAddress, uint32)) error {
 	return nil
 }
 
+// affinityMap is the pinned map of clients that keep a backend.
+type affinityMap struct{ m *ebpf.Map }
+
+// capacity is how many there can be.
+func (a affinityMap) capacity() int { return int(a.m.MaxEntries()) }
+
+// count counts them, those whose time is over too: the kernel keeps them until somebody asks or needs the room.
+func (a affinityMap) count() (n int, err error) {
+	err = dumpMap(a.m, bpf.MapAffinity, func(keys []bpf.AffinityKey, _ []bpf.Affinity) bool {
+		n += len(keys)
+		return true
+	})
+	return n, err
+}
+
 // gracePeriod waits for programs. The kernel does so before it returns from an update of a map of maps, so that whoever
 // changed one knows that all programs use the new one: that is part of its interface since Linux 4.20.
 type gracePeriod struct{ outer, inner *ebpf.Map }

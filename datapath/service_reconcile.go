@@ -3,7 +3,6 @@
 package datapath
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +31,8 @@ const (
 	unclaimedTime = 5 * time.Minute
 	// serviceRetryMax bounds the intervals at which failed writes are tried again; that begins with reading everything.
 	serviceRetryMax = 15 * time.Second
+	// affinityGlance is how often the clients are counted that keep a backend.
+	affinityGlance = 10 * time.Second
 	// serviceGlance is how often pins and links are looked at.
 	serviceGlance = time.Second
 )
@@ -39,14 +40,15 @@ const (
 // serviceReconciler makes the kernel's table of services equal what the source says. Only its run method and what that
 // calls write; status is safe for concurrent use.
 type serviceReconciler struct {
-	source    ServiceSource
-	table     *serviceTable
-	attacher  *serviceAttacher
-	listed    func() bool
-	destroy   func([]abandoned) (int, error) // sockets that are connected to backends that are gone
-	algorithm service.Algorithm
-	log       *slog.Logger
-	requests  <-chan comparison
+	source     ServiceSource
+	table      *serviceTable
+	attacher   *serviceAttacher
+	listed     func() bool
+	affinities affinityMap
+	destroy    func([]abandoned) (int, error) // sockets that are connected to backends that are gone
+	algorithm  service.Algorithm
+	log        *slog.Logger
+	requests   <-chan comparison
 	// verifyEvery is how often, at about, the kernel is compared with the source as a whole.
 	verifyEvery time.Duration
 
@@ -103,6 +105,9 @@ func (r *serviceReconciler) run(ctx context.Context, done func()) {
 	defer verify.Stop()
 	glance := time.NewTicker(serviceGlance)
 	defer glance.Stop()
+	affinities := time.NewTicker(affinityGlance)
+	defer affinities.Stop()
+	r.countAffinities()
 	for ctx.Err() == nil {
 		changed := r.source.Changed()
 		r.pass(ctx, time.Now())
@@ -111,14 +116,14 @@ func (r *serviceReconciler) run(ctx context.Context, done func()) {
 		if r.well() {
 			done()
 		}
-		if !r.wait(ctx, changed, glance.C, verify) {
+		if !r.wait(ctx, changed, glance.C, affinities.C, verify) {
 			return
 		}
 	}
 }
 
 // wait returns when there may be something to do; false when ctx has ended.
-func (r *serviceReconciler) wait(ctx context.Context, changed <-chan struct{}, glance <-chan time.Time, verify *time.Timer) bool {
+func (r *serviceReconciler) wait(ctx context.Context, changed <-chan struct{}, glance, affinities <-chan time.Time, verify *time.Timer) bool {
 	for {
 		select {
 		case <-ctx.Done():
@@ -130,6 +135,8 @@ func (r *serviceReconciler) wait(ctx context.Context, changed <-chan struct{}, g
 			if !r.settled || len(r.failed) > 0 && now.After(r.nextRetry) || r.show && !r.attacher.intact() {
 				return true
 			}
+		case <-affinities:
+			r.countAffinities()
 		case <-verify.C:
 			if _, err := r.verify(ctx, true); err != nil {
 				r.log.Warn("compare the services with the kernel", "err", err)
@@ -393,6 +400,16 @@ func putBackServicePrograms(a *serviceAttacher) error {
 	return errors.Join(errs...)
 }
 
+// countAffinities brings that number of the status up to date. One that cannot be read stays as it was: nothing hangs on it.
+func (r *serviceReconciler) countAffinities() {
+	n, err := r.affinities.count()
+	if err != nil {
+		r.log.Debug("count the clients that keep a backend", "err", err)
+		return
+	}
+	r.note(func(s *ServiceStatus) { s.Affinities, s.MaxAffinities = n, r.affinities.capacity() })
+}
+
 // publish brings the status up to date.
 func (r *serviceReconciler) publish() {
 	t := r.table
@@ -406,9 +423,9 @@ func (r *serviceReconciler) publish() {
 			unclaimed += len(s.unclaimed)
 		}
 	}
-	chosen, refused := t.flowCounts()
+	flows := t.flowCounts()
 	r.note(func(s *ServiceStatus) {
-		s.Chosen, s.Refused = chosen, refused
+		s.Chosen, s.Refused = flows.chosen, flows.refused
 		s.Frontends, s.MaxFrontends = len(t.all), len(t.services)-1
 		s.Backends, s.MaxBackends = t.members.used(), len(t.backends)-1
 		s.Slots, s.MaxSlots = int(t.spans.used), len(t.slots)
@@ -547,7 +564,7 @@ func (r *serviceReconciler) compareService(c *service.Change, has *foundService)
 	}
 	d.Want, d.Have = describeService(len(wanted), want), describeService(len(backends), has.settings)
 	if len(add) > 0 {
-		d.Have += fmt.Sprintf(", without %v", cmp.Or(add[0]))
+		d.Have += fmt.Sprintf(", without %v", add[0])
 	}
 	if len(remove) > 0 {
 		d.Have += fmt.Sprintf(", with %v", remove[0])

@@ -54,7 +54,8 @@ type serviceTable struct {
 	abandoned []abandoned // of UDP, given up since the last call of takeAbandoned
 
 	counts serviceCounts
-	wrote  func() // after each word; nil but in tests
+	gone   flowCounts // of frontends that were removed
+	wrote  func()     // after each word; nil but in tests
 }
 
 // serviceCounts is what a serviceTable did.
@@ -418,6 +419,7 @@ func (t *serviceTable) remove(f service.Frontend) error {
 		return err
 	}
 	delete(t.all, f)
+	t.gone.add(&t.services[s.number])
 	for _, id := range s.ids {
 		t.abandon(s, id)
 		t.retireMember(id)

@@ -367,4 +367,10 @@ func TestServiceWithoutBackendsRefuses(t *testing.T) {
 	}
 	h.table.DeleteLocal(service.Files, service.Name{Namespace: "test", Name: "tcp 10.96.0.10:80"})
 	h.wantKernel("tcp 10.96.0.10:80")
+	testutil.Eventually(t, 2*patience, func() error { // what a frontend has counted outlives it
+		if s := a.Status().Services; s.Refused != 3 || s.Chosen != 1 {
+			return fmt.Errorf("%d flows refused, %d not, want 3 and 1", s.Refused, s.Chosen)
+		}
+		return nil
+	})
 }

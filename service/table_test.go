@@ -285,6 +285,22 @@ func TestContestedFrontends(t *testing.T) {
 	}
 }
 
+func TestWhyNot(t *testing.T) {
+	for _, test := range []struct {
+		b    BackendView
+		want string
+	}{
+		{BackendView{Used: true, Lost: true}, ""},
+		{BackendView{Lost: true, State: Draining}, "others have some whose cluster is not lost"},
+		{BackendView{State: Draining}, "others are ready"},
+		{BackendView{}, "affinity prefers others"},
+	} {
+		if got := test.b.WhyNot(); got != test.want {
+			t.Errorf("%+v: %q, want %q", test.b, got, test.want)
+		}
+	}
+}
+
 // mechanism: H7
 func TestViewAddsUpClusters(t *testing.T) {
 	table := NewTable()

@@ -71,6 +71,19 @@ var whyTexts = [...]string{
 
 func (w Why) String() string { return whyTexts[w] }
 
+// WhyNot is the reason for which a backend is not in use, "" for one that is.
+func (b *BackendView) WhyNot() string {
+	switch {
+	case b.Used:
+		return ""
+	case b.Lost:
+		return "others have some whose cluster is not lost"
+	case b.State == Draining:
+		return "others are ready"
+	}
+	return "affinity prefers others"
+}
+
 // Get returns what is known of the services of one name.
 func (t *Table) Get(name Name) (View, bool) {
 	t.mu.RLock()

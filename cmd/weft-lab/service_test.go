@@ -178,6 +178,12 @@ func TestServices(t *testing.T) {
 	s.declare(east, "remote", true)
 	s.leads(east, west)
 	s.only(inEast, west, east)
+	get := s.must("exec", "east-1", "weft", "service", "get", "shop/web")
+	for _, want := range []string{"kernel: 2 backends, random", "10.1.1.10:8080 east ready: affinity prefers others", "* 10.2.1.10:8080 west ready\n"} {
+		if !strings.Contains(get, want) {
+			t.Errorf("weft service get does not say %q:\n%s", want, get)
+		}
+	}
 	s.declare(east, "none", true)
 	s.leads(east, east, west)
 	s.answer(inEast, east)

@@ -281,7 +281,7 @@ func (s *site) checkCommands(t *testing.T) {
 		"identity get 131329":       {"k8s:app=web", "west"},
 		"identity list":             {"65793    east"},
 		"service list":              {"shop/web 10.96.1.10:80/TCP local own 1, west 2 1 affinity"},
-		"service get shop/web":      {"1 used: affinity * 10.1.1.10:8080 east ready 10.2.1.10:8080 west ready 10.2.2.10:8080 west ready"},
+		"service get shop/web":      {"1 used: affinity * 10.1.1.10:8080 east ready 10.2.1.10:8080 west ready: affinity prefers others 10.2.2.10:8080 west ready: affinity prefers others"},
 		"metrics list":              {`weft_service_backends_used`, `weft_service_offered_backends`},
 		"bpf ipcache get 10.2.1.77": {"10.2.1.77 maps to identity=2"},
 		"version --agent":           {"weft "},

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weftmesh/weft/datapath"
-	"github.com/weftmesh/weft/service"
 )
 
 const kindKernelServiceList = "BPFServiceList"
@@ -81,11 +80,8 @@ func listKernelServices(bpffs string) ([]kernelService, error) {
 		s := &list[i]
 		item := kernelService{
 			Address: netip.AddrPortFrom(s.Frontend.Addr, s.Frontend.Port), Protocol: s.Frontend.Protocol.String(),
-			Backends: make([]netip.AddrPort, 0, len(s.Backends)), Algorithm: service.Random.String(), Affinity: s.Affinity,
+			Backends: make([]netip.AddrPort, 0, len(s.Backends)), Algorithm: s.Algorithm().String(), Affinity: s.Affinity,
 			Chosen: s.Chosen, Refused: s.Refused,
-		}
-		if s.Maglev {
-			item.Algorithm = service.Maglev.String()
 		}
 		for _, b := range s.Backends {
 			item.Backends = append(item.Backends, netip.AddrPortFrom(b.Addr, b.Port))

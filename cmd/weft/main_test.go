@@ -273,6 +273,10 @@ func labStatus(healthy bool) api.Status {
 			Devices: []api.Device{{Name: "eth0", Index: 2, Programs: []api.DeviceProgram{
 				{Name: "weft_from_netdev", Attached: true}, {Name: "weft_to_netdev", Attached: true},
 			}}},
+			Services: &api.ServiceTable{
+				Cgroup: "/sys/fs/cgroup", Frontends: 3, MaxFrontends: 65535, Backends: 9, MaxBackends: 524287, Slots: 16, MaxSlots: 2097152,
+				Affinities: 2, MaxAffinities: 65536, Pending: 1, Chosen: 1412, Refused: 1, Destroyed: 4, Written: 30, Calls: 3, Rebuilds: 2, Failures: 1,
+			},
 		},
 		Tasks: []api.Task{{Name: "kvstore writer", Ready: true}, {Name: "mesh"}},
 	}

@@ -315,10 +315,40 @@ var kvstoreFamilies = []family{
 
 const ipcacheMap = "ipcache"
 
+// maps yields what there is of each map: of the ipcache, and of the table of services where there is one. Only what is written
+// as entries can be pending; slots that are in pieces can be full before the last is taken.
+func (s *snapshot) maps(yield func(string, *api.Map) bool) {
+	t := s.Datapath.Services
+	if !yield(ipcacheMap, &s.Datapath.Map) || t == nil {
+		return
+	}
+	_ = yield("service_frontends", &api.Map{
+		Entries: t.Frontends, MaxEntries: uint32(t.MaxFrontends), Pending: t.Pending, Unclaimed: t.Unclaimed,
+	}) && yield("service_backends", &api.Map{Entries: t.Backends, MaxEntries: uint32(t.MaxBackends)}) &&
+		yield("service_slots", &api.Map{Entries: t.Slots, MaxEntries: uint32(t.MaxSlots), Full: t.Full})
+}
+
 // mapGauge is a family with one value for each map.
 func mapGauge(name, help string, value func(*api.Map) float64) family {
 	return family{"bpf_map_" + name, help, []string{"map_name"}, prometheus.GaugeValue,
-		func(s *snapshot, emit emit) { emit(value(&s.Datapath.Map), ipcacheMap) }}
+		func(s *snapshot, emit emit) {
+			for name, m := range s.maps {
+				emit(value(m), name)
+			}
+		}}
+}
+
+// serviceCount is a family about the kernel's table of services, where there is one.
+func serviceCount(name, help, label string, kind prometheus.ValueType, values func(*api.ServiceTable, emit)) family {
+	var labels []string
+	if label != "" {
+		labels = []string{label}
+	}
+	return family{"service_" + name, help, labels, kind, func(s *snapshot, emit emit) {
+		if t := s.Datapath.Services; t != nil {
+			values(t, emit)
+		}
+	}}
 }
 
 var kernelFamilies = []family{
@@ -347,6 +377,25 @@ var kernelFamilies = []family{
 				emit(float64(s.Datapath.Drift[kind]), kind)
 			}
 		}},
+	serviceCount("flows_total", "Flows to services: given a backend, and refused as there was none.", "outcome", prometheus.CounterValue,
+		func(t *api.ServiceTable, emit emit) {
+			emit(float64(t.Chosen), "chosen")
+			emit(float64(t.Refused), "refused")
+		}),
+	serviceCount("writes_total", "Writes to the kernel's table of services: words of memory, calls to the kernel, and changes written aside.",
+		"kind", prometheus.CounterValue, func(t *api.ServiceTable, emit emit) {
+			emit(float64(t.Written), "word")
+			emit(float64(t.Calls), "call")
+			emit(float64(t.Rebuilds), "rebuild")
+		}),
+	serviceCount("write_errors_total", "Changes of the kernel's table of services that could not be made, and were tried again.", "",
+		prometheus.CounterValue, func(t *api.ServiceTable, emit emit) { emit(float64(t.Failures)) }),
+	serviceCount("affinities", "Clients that keep a backend.", "", prometheus.GaugeValue,
+		func(t *api.ServiceTable, emit emit) { emit(float64(t.Affinities)) }),
+	serviceCount("affinities_capacity", "How many clients can keep a backend; the oldest give way.", "", prometheus.GaugeValue,
+		func(t *api.ServiceTable, emit emit) { emit(float64(t.MaxAffinities)) }),
+	serviceCount("sockets_ended_total", "Connected UDP sockets that were ended as their backend was gone.", "", prometheus.CounterValue,
+		func(t *api.ServiceTable, emit emit) { emit(float64(t.Destroyed)) }),
 	single("pod_addresses", "Addresses of this node's own pods that are known at their devices.",
 		func(s *snapshot) float64 { return float64(s.Datapath.Pods.Addresses) }),
 	single("pod_addresses_missing", "Addresses of this node's own pods whose device is not found.",

@@ -66,6 +66,9 @@ func TestMetricValues(t *testing.T) {
 # HELP weft_bpf_map_pressure How full the map is, 1 being full.
 # TYPE weft_bpf_map_pressure gauge
 weft_bpf_map_pressure{map_name="ipcache"} 0.75
+weft_bpf_map_pressure{map_name="service_backends"} 1.7166170437184214e-05
+weft_bpf_map_pressure{map_name="service_frontends"} 4.5777065690089265e-05
+weft_bpf_map_pressure{map_name="service_slots"} 7.62939453125e-06
 # HELP weft_cert_not_after_seconds Until when the certificates of a role, client, server or ca, are all good, in seconds since 1970.
 # TYPE weft_cert_not_after_seconds gauge
 weft_cert_not_after_seconds{certificate="ca",cluster="west"} 1.8729738e+09
@@ -93,10 +96,17 @@ weft_reconcile_errors 2
 weft_rejected_total{cluster="east",kind="node",reason="mismatch"} 2
 weft_rejected_total{cluster="west",kind="ip",reason="range"} 3
 weft_rejected_total{cluster="west",kind="node",reason="name"} 1
+# HELP weft_service_flows_total Flows to services: given a backend, and refused as there was none.
+# TYPE weft_service_flows_total counter
+weft_service_flows_total{outcome="chosen"} 1412
+weft_service_flows_total{outcome="refused"} 1
+# HELP weft_service_write_errors_total Changes of the kernel's table of services that could not be made, and were tried again.
+# TYPE weft_service_write_errors_total counter
+weft_service_write_errors_total 1
 `, "\n")
 	err := testutil.CollectAndCompare(newCollector(busyStatus, labCounters), strings.NewReader(want),
 		"weft_bpf_map_pressure", "weft_cert_not_after_seconds", "weft_clustermesh_remote_cluster_readiness_status", "weft_clustermesh_remote_clusters",
-		"weft_packets_total", "weft_reconcile_errors", "weft_rejected_total")
+		"weft_packets_total", "weft_reconcile_errors", "weft_rejected_total", "weft_service_flows_total", "weft_service_write_errors_total")
 	if err != nil {
 		t.Error(err)
 	}

@@ -5,12 +5,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/weftmesh/weft/api"
+	"github.com/weftmesh/weft/datapath"
 	"github.com/weftmesh/weft/service"
 )
 
@@ -83,20 +85,40 @@ func printService(t *table, s *api.Service) {
 		t.row("Local service:", "none: what other clusters offer is not used")
 	}
 	t.rows("Offers:", strings.Split(offerTexts(s), ", "))
+	if s.KernelError != "" {
+		t.row("Kernel:", s.KernelError)
+	}
 	for _, f := range s.Frontends {
 		used := fmt.Sprintf("%d used: %s", f.Used, f.Why)
 		if f.Holder != "" {
 			used = "not ours: " + f.Holder + " has it"
 		}
 		rows := []string{used}
+		if k := f.Kernel; k != nil {
+			rows = append(rows, kernelText(k))
+		}
 		for _, b := range f.Backends {
-			rows = append(rows, backendText(&b))
+			rows = append(rows, backendText(&b, f.Kernel))
 		}
 		t.rows(frontendText(&f)+":", rows)
 	}
 }
 
-func backendText(b *api.ServiceBackend) string {
+func kernelText(k *api.KernelFrontend) string {
+	if k.Absent {
+		return "kernel: does not have it yet"
+	}
+	text := fmt.Sprintf("kernel: %s, %s, %s, %d refused", count(k.Backends, "backend"), k.Algorithm, count(int(k.Chosen), "flow"), k.Refused)
+	if k.ClientAffinity > 0 {
+		text += ", affinity " + clientAffinityText(k.ClientAffinity)
+	}
+	for _, at := range k.Strays {
+		text += ", still " + at.String()
+	}
+	return text
+}
+
+func backendText(b *api.ServiceBackend, k *api.KernelFrontend) string {
 	words := []string{" ", addressText(b.IP, b.Port), b.Cluster, b.State}
 	if b.Used {
 		words[0] = "*"
@@ -104,7 +126,17 @@ func backendText(b *api.ServiceBackend) string {
 	if b.Lost {
 		words = append(words, "lost")
 	}
-	return strings.Join(words, " ")
+	text := strings.Join(words, " ")
+	if b.Why != "" {
+		text += ": " + b.Why
+	}
+	switch {
+	case k != nil && b.Used && !b.InKernel:
+		text += ", not in the kernel yet"
+	case k != nil && !b.Used && b.InKernel:
+		text += ", in the kernel still"
+	}
+	return text
 }
 
 func clientAffinityText(seconds uint32) string {
@@ -205,7 +237,63 @@ func (a *agent) findService(namespace, name string) (api.Service, bool) {
 	if !ok {
 		return api.Service{}, false
 	}
-	return a.makeService(&v, true), true
+	s := a.makeService(&v, true)
+	if a.cfg.serviceLB {
+		s.KernelError = errorText(addKernel(&s, a.cfg.bpffs))
+	}
+	return s, true
+}
+
+// addKernel adds to the frontends of a service what the kernel has.
+func addKernel(s *api.Service, bpffs string) error {
+	table, err := datapath.OpenServices(bpffs)
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		protocol, err := service.ParseProtocol(f.Protocol)
+		if err != nil {
+			return err
+		}
+		k, ok, err := table.Get(service.Frontend{Addr: f.IP, Port: f.Port, Protocol: protocol})
+		if err != nil {
+			return err
+		}
+		switch {
+		case f.Holder != "" || protocol == service.SCTP: // what the kernel has is another service's, or cannot be
+		case ok:
+			f.Kernel = kernelFrontend(&k, f.Backends)
+		default:
+			f.Kernel = &api.KernelFrontend{Absent: true}
+		}
+	}
+	return nil
+}
+
+// kernelFrontend is what the kernel has of a frontend; the backends are told whether it has them.
+func kernelFrontend(k *datapath.KernelService, backends []api.ServiceBackend) *api.KernelFrontend {
+	shown := &api.KernelFrontend{
+		Backends: len(k.Backends), Algorithm: k.Algorithm().String(), ClientAffinity: k.Affinity, Chosen: k.Chosen, Refused: k.Refused,
+	}
+	has := make(map[netip.AddrPort]bool, len(k.Backends)) // and whether somebody offers it
+	for _, b := range k.Backends {
+		has[netip.AddrPortFrom(b.Addr, b.Port)] = false
+	}
+	for i := range backends {
+		b := &backends[i]
+		at := netip.AddrPortFrom(b.IP, b.Port)
+		if _, b.InKernel = has[at]; b.InKernel {
+			has[at] = true
+		}
+	}
+	for _, b := range k.Backends {
+		if at := netip.AddrPortFrom(b.Addr, b.Port); !has[at] {
+			shown.Strays = append(shown.Strays, at)
+		}
+	}
+	return shown
 }
 
 func (a *agent) makeService(v *service.View, backends bool) api.Service {
@@ -256,7 +344,7 @@ func (a *agent) makeFrontend(f *service.FrontView, backends bool) api.ServiceFro
 			clusterName = a.cfg.clusterName
 		}
 		shown.Backends = append(shown.Backends, api.ServiceBackend{
-			IP: b.Addr, Port: b.Port, Cluster: clusterName, State: b.State.String(), Lost: b.Lost, Used: b.Used,
+			IP: b.Addr, Port: b.Port, Cluster: clusterName, State: b.State.String(), Lost: b.Lost, Used: b.Used, Why: b.WhyNot(),
 		})
 	}
 	return shown

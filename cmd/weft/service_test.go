@@ -17,16 +17,20 @@ func labServices() []api.Service {
 	return []api.Service{
 		{
 			Namespace: "shop", Name: "web",
-			Local:    &api.LocalService{Source: "kubernetes", Global: true, Shared: true, Affinity: "local", Algorithm: "default", ClientAffinity: 30, Ready: 1, Shadowed: []string{"etcd"}},
+			Local:    &api.LocalService{Source: "kubernetes", Global: true, Shared: true, Affinity: "local", Algorithm: "default", ClientAffinity: 30, Ready: 2, Shadowed: []string{"etcd"}},
 			Clusters: []api.ServiceCluster{{Cluster: "north", ClusterID: 3, Ready: 1, Lost: true}, {Cluster: "west", ClusterID: 2, Slices: 2, Shared: true, Ready: 1, Draining: 1}},
 			Frontends: []api.ServiceFrontend{
-				{IP: addr("10.96.1.10"), Port: 80, Protocol: "TCP", PortName: "http", Used: 1, Why: "affinity", Backends: []api.ServiceBackend{
-					{IP: addr("10.1.1.10"), Port: 8080, Cluster: "east", State: "ready", Used: true},
-					{IP: addr("10.2.1.10"), Port: 8080, Cluster: "west", State: "ready"},
-					{IP: addr("10.2.1.11"), Port: 8080, Cluster: "west", State: "draining"},
-					{IP: addr("10.3.1.10"), Port: 8080, Cluster: "north", State: "ready", Lost: true},
+				{IP: addr("10.96.1.10"), Port: 80, Protocol: "TCP", PortName: "http", Used: 2, Why: "affinity", Backends: []api.ServiceBackend{
+					{IP: addr("10.1.1.10"), Port: 8080, Cluster: "east", State: "ready", Used: true, InKernel: true},
+					{IP: addr("10.1.1.11"), Port: 8080, Cluster: "east", State: "ready", Used: true},
+					{IP: addr("10.2.1.10"), Port: 8080, Cluster: "west", State: "ready", Why: "affinity prefers others"},
+					{IP: addr("10.2.1.11"), Port: 8080, Cluster: "west", State: "draining", Why: "others are ready", InKernel: true},
+					{IP: addr("10.3.1.10"), Port: 8080, Cluster: "north", State: "ready", Lost: true, Why: "others have some whose cluster is not lost"},
+				}, Kernel: &api.KernelFrontend{
+					Backends: 3, Algorithm: "random", ClientAffinity: 30, Chosen: 1412, Refused: 1,
+					Strays: []netip.AddrPort{netip.MustParseAddrPort("10.1.1.9:8080")},
 				}},
-				{IP: addr("fd00:96::10"), Port: 80, Protocol: "TCP", PortName: "http", Why: "no backend"},
+				{IP: addr("fd00:96::10"), Port: 80, Protocol: "TCP", PortName: "http", Why: "no backend", Kernel: &api.KernelFrontend{Absent: true}},
 				{IP: addr("192.0.2.80"), Port: 80, Protocol: "TCP", PortName: "http", Why: "another service has the frontend", Holder: "shop/front"},
 			},
 		},
@@ -55,7 +59,7 @@ func TestServiceViews(t *testing.T) {
 		Clusters: []api.ServiceCluster{{Cluster: "west", ClusterID: 2, Shared: true, Ready: 1}},
 		Frontends: []api.ServiceFrontend{{
 			IP: addr("10.96.1.10"), Port: 80, Protocol: "TCP", PortName: "http", Used: 1, Why: "affinity", Backends: []api.ServiceBackend{
-				{IP: addr("10.1.1.10"), Port: 8080, Cluster: "east", State: "ready"},
+				{IP: addr("10.1.1.10"), Port: 8080, Cluster: "east", State: "ready", Why: "affinity prefers others"},
 				{IP: addr("10.2.1.10"), Port: 8080, Cluster: "west", State: "ready", Used: true},
 			},
 		}},

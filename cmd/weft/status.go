@@ -449,8 +449,9 @@ func (p *statusPrinter) datapath() {
 	}
 	p.pods(&d.Pods)
 	if t := d.Services; t != nil {
-		p.branch("services: %s, %s, %d pending, %d unclaimed, %d flows refused: %s", count(t.Frontends, "frontend"),
-			count(t.Backends, "backend"), t.Pending, t.Unclaimed, t.Refused, t.Cgroup)
+		p.branch("services: %d/%d frontends, %d/%d backends, %d/%d slots, %d pending, %d unclaimed, %s kept, %s refused: %s",
+			t.Frontends, t.MaxFrontends, t.Backends, t.MaxBackends, t.Slots, t.MaxSlots, t.Pending, t.Unclaimed,
+			count(t.Affinities, "client"), count(int(t.Refused), "flow"), t.Cgroup)
 	}
 }
 
