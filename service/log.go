@@ -16,15 +16,29 @@ type logged struct {
 	added bool
 }
 
-// add notes that a backend was added or removed, among n. A log that is not much shorter than what it tells of is worth nothing.
+// add notes that a backend was added or removed, among n. A log that is not much shorter than what it tells of is worth nothing:
+// of one that has grown so long, the later half is kept, so that a reader who keeps up is never told the whole.
 func (l *log) add(rev uint64, b Backend, added bool, n int) {
-	if len(l.entries) >= n/4 {
-		l.forget(rev)
-		return
+	if most := n / 4; len(l.entries) >= most {
+		l.trim(rev, most/2)
 	}
 	if l.from < rev {
 		l.entries = append(l.entries, logged{rev, b, added})
 	}
+}
+
+// trim keeps so many of the latest entries at most, of whole revisions.
+func (l *log) trim(rev uint64, keep int) {
+	if keep == 0 {
+		l.forget(rev)
+		return
+	}
+	first := len(l.entries) - keep
+	l.from = l.entries[first-1].rev
+	for first < len(l.entries) && l.entries[first].rev == l.from {
+		first++
+	}
+	l.entries = slices.Clone(l.entries[first:])
 }
 
 // compare notes what turns the sorted was into the sorted now.

@@ -259,6 +259,33 @@ func ports(addrs []string) []string {
 
 // The stronger source has the service, the first service by source and name has the frontend, and the other gets it when that
 // goes.
+// However often a service changes, a reader who takes each change is told the difference.
+func TestReaderWhoKeepsUpIsToldDifferences(t *testing.T) {
+	const pods = 400
+	table := NewTable()
+	table.PutLocal(webLocal(Settings{Global: true}))
+	offer := func(n int) Offer {
+		return Offer{Service: web, Cluster: "west", Backends: []Subset{{Ports: []NamedPort{{"http", TCP, 8080}}, Addrs: manyPods(0, n)}}}
+	}
+	table.Put(offer(pods))
+	_, at, _ := table.Changes(Revision{}, 16)
+	for i := range 4 * pods {
+		table.Put(offer(pods - 1 + i%2))
+		batch, next, full := table.Changes(at, 16)
+		if at = next; full || len(batch) != 1 || batch[0].Whole || len(batch[0].Added)+len(batch[0].Removed) != 1 {
+			t.Fatalf("change %d: full %v, %+v, want one backend more or less", i, full, batch)
+		}
+	}
+	// Who has missed more than the log holds is told the whole.
+	behind := at
+	for i := range pods {
+		table.Put(offer(pods - 1 + i%2))
+	}
+	if batch, _, full := table.Changes(behind, 16); full || len(batch) != 1 || !batch[0].Whole || len(batch[0].Backends) != pods {
+		t.Errorf("who is far behind: full %v, whole %v", full, batch[0].Whole)
+	}
+}
+
 func TestContestedFrontends(t *testing.T) {
 	table := NewTable()
 	files := webLocal(Settings{}, "10.1.1.2")
