@@ -71,6 +71,7 @@ type Client struct {
 	history *history
 	limiter *limiter
 	prober  *prober
+	streams *streams
 	expiry  *expiry
 	status  *clientStatus
 	turns   turns
@@ -90,6 +91,7 @@ func Dial(cfg Config, log *slog.Logger) (*Client, error) {
 	}
 	cfg = cfg.withDefaults()
 	c := &Client{cfg: cfg, log: log, limiter: newLimiter(cfg), status: newClientStatus(), expiry: &expiry{log: log}, leases: newLockLeases()}
+	c.streams = &streams{c: c}
 	c.prober = &prober{probe: c.Probe}
 	c.history = &history{observer: c.status}
 	c.dialer = newDialer(cfg.HostAliases, c)

@@ -39,16 +39,16 @@ func (w *Watcher) untilComparison(every time.Duration) time.Duration {
 }
 
 // compareAgain compares what is known with etcd, and returns when to do it next.
-// It ends the watch when errDrifted is to be dealt with. A watch should have
+// It ends the watch with errDrifted when that is to be dealt with. A watch should have
 // told of everything, but some versions of etcd have lost events.
-func (w *Watcher) compareAgain(ctx context.Context, c *Client, watchdog *watchdog) time.Duration {
+func (w *Watcher) compareAgain(ctx context.Context, c *Client, end func(error)) time.Duration {
 	w.compareAt = time.Time{}
 	err := w.compare(ctx, c)
 	switch {
 	case ctx.Err() != nil:
 		return never
 	case errors.Is(err, errDrifted):
-		watchdog.cancel(err)
+		end(err)
 		return never
 	case err != nil:
 		w.failed(fmt.Errorf("compare %s: %w", w, err))

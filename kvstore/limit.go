@@ -39,6 +39,16 @@ type rate struct {
 	burst    int
 }
 
+// take returns how long to wait for the turn of what is taken n times, and when
+// the whole burst is there again after it, which full was before.
+func (r rate) take(full, now time.Time, n int) (after time.Time, wait time.Duration) {
+	if full.Before(now) {
+		full = now
+	}
+	after = full.Add(time.Duration(n) * r.interval)
+	return after, max(0, after.Add(-time.Duration(r.burst)*r.interval).Sub(now))
+}
+
 func newLimiter(cfg Config) *limiter {
 	return &limiter{
 		steady:    rate{time.Second / time.Duration(cfg.QPS), cfg.Burst},
@@ -69,16 +79,12 @@ func (l *limiter) reserve(now, deadline time.Time) (wait time.Duration, ok bool)
 	if l.listing > 0 {
 		r = l.bootstrap
 	}
-	full := l.full
-	if full.Before(now) {
-		full = now
-	}
-	turn := full.Add(-time.Duration(r.burst-1) * r.interval)
-	if !deadline.IsZero() && turn.After(deadline) {
+	full, wait := r.take(l.full, now, 1)
+	if !deadline.IsZero() && now.Add(wait).After(deadline) {
 		return 0, false
 	}
-	l.full = full.Add(r.interval)
-	return max(0, turn.Sub(now)), true
+	l.full = full
+	return wait, true
 }
 
 // enter waits for a call's turn. Its error is that of ctx; otherwise leave

@@ -259,11 +259,8 @@ func (w *watchdog) stop() {
 
 // explain replaces the error of a call whose context was cancelled.
 func (w *watchdog) explain(err error) error {
-	switch cause := context.Cause(w.ctx); {
-	case errors.Is(cause, errSilent):
+	if cause := context.Cause(w.ctx); errors.Is(cause, errSilent) {
 		return fmt.Errorf("%w for %s", cause, w.limit)
-	case errors.Is(cause, errDrifted):
-		return cause
 	}
 	return err
 }

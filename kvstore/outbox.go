@@ -242,6 +242,14 @@ func (o *outbox) drop(i int, e Event) {
 	o.pending = o.pending[:last]
 }
 
+// crowded reports whether so much waits that what one answer of etcd can bring
+// might hold up whoever puts it.
+func (o *outbox) crowded() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.pending) > 0 && o.bytes >= o.limit/2
+}
+
 // reached tells that everything up to a revision was put.
 func (o *outbox) reached(revision int64) {
 	o.mu.Lock()

@@ -21,11 +21,6 @@ import (
 // than the last event of the prefix, which may be compacted long since.
 const progressInterval = 10 * time.Second
 
-// noticePause is how long a watch rests after an answer without events. An
-// honest server gives one every few seconds; one that gives nothing else is
-// held up, rather than listened to with all the time there is.
-const noticePause = time.Millisecond
-
 // Watcher follows one prefix, or one key, over any number of connections, and
 // of etcds that take each other's place. It remembers the revision of each key,
 // and so delivers only what is different from what it delivered before,
@@ -308,58 +303,34 @@ func (w *Watcher) resumable(ctx context.Context, c *Client) (bool, error) {
 	return kv.ModRevision == newest.revision() && uint32(maphash.Bytes(w.view.seed, kv.Value)) == newest.digest, nil
 }
 
-// watch applies what happens after view.at until the stream breaks. Every
-// watcher has a stream of its own.
+// watch applies what happens after view.at until the watch breaks.
 func (w *Watcher) watch(ctx context.Context, c *Client) error {
-	ctx, watchdog := newWatchdog(clientv3.WithRequireLeader(ctx), c.cfg.LivenessTimeout)
-	stream, err := etcdserverpb.NewWatchClient(c.etcd.ActiveConnection()).Watch(ctx, c.callOptions()...)
-	if err != nil {
-		watchdog.stop()
-		return fmt.Errorf("watch %s: %w", w, err)
+	err := w.watchOver(ctx, c, false)
+	if errors.Is(err, errFlooded) {
+		err = w.watchOver(ctx, c, true)
 	}
-	request := &etcdserverpb.WatchCreateRequest{
-		Key:            []byte(w.of.start),
-		RangeEnd:       []byte(w.of.end),
-		StartRevision:  w.view.at.revision + 1,
-		ProgressNotify: true,
-		Fragment:       true,
-	}
-	// An error of Send is told, and better, by Recv.
-	_ = stream.Send(&etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_CreateRequest{CreateRequest: request}})
+	w.mustList = w.mustList || errors.Is(err, errDrifted)
+	return fmt.Errorf("watch %s: %w", w, err)
+}
 
-	var told atomic.Bool
-	progress := startDuty(c.progressInterval(), func() time.Duration { return w.askProgress(ctx, c, stream, watchdog, &told) })
-	defer progress.stop()
-	compare := startDuty(w.untilComparison(c.cfg.CompareInterval), func() time.Duration { return w.compareAgain(ctx, c, watchdog) })
+// watchOver watches over the stream of all watches of c, or over one apart.
+func (w *Watcher) watchOver(ctx context.Context, c *Client, apart bool) error {
+	wt := c.streams.carry(w, apart)
+	defer c.streams.leave(wt)
+	ctx, cancel := context.WithCancel(ctx)
+	compare := startDuty(w.untilComparison(c.cfg.CompareInterval), func() time.Duration { return w.compareAgain(ctx, c, wt.end) })
 	defer compare.stop()
-	defer watchdog.stop()
-	for {
-		watchdog.waiting()
-		resp, err := stream.Recv()
-		watchdog.busy()
-		if err == nil {
-			err = w.answered(resp)
-		}
-		if err != nil {
-			err = watchdog.explain(err)
-			w.mustList = w.mustList || errors.Is(err, errDrifted)
-			return fmt.Errorf("watch %s: %w", w, err)
-		}
-		switch {
-		case resp.Created:
-			w.live.Store(true)
-			c.status.follows(w, phaseLive)
-		case len(resp.Events) == 0:
-			told.Store(true)
-			sleep(ctx, noticePause)
-		}
+	defer cancel()
+	select {
+	case err := <-wt.ended:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
-// answered applies one answer of the watch.
+// answered applies one answer of the watch. viewMu is held.
 func (w *Watcher) answered(resp *etcdserverpb.WatchResponse) error {
-	w.viewMu.Lock()
-	defer w.viewMu.Unlock()
 	if id := resp.Header.GetClusterId(); id != 0 && id != w.view.at.cluster {
 		return fmt.Errorf("%w: cluster id %x, before %x", ErrHistoryChanged, id, w.view.at.cluster)
 	}
@@ -381,25 +352,6 @@ func (w *Watcher) answered(resp *etcdserverpb.WatchResponse) error {
 
 func (c *Client) progressInterval() time.Duration {
 	return min(progressInterval, c.cfg.LivenessTimeout/3)
-}
-
-// askProgress asks for a progress notification, and returns when to ask for the
-// next one. Some watches are told of none: that of an etcd to which nobody
-// writes, and that of etcd's gRPC proxy. Until the first one has come, any
-// answer of etcd shows that it lives.
-func (w *Watcher) askProgress(ctx context.Context, c *Client, stream etcdserverpb.Watch_WatchClient, watchdog *watchdog, told *atomic.Bool) time.Duration {
-	request := &etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_ProgressRequest{
-		ProgressRequest: &etcdserverpb.WatchProgressRequest{},
-	}}
-	if stream.Send(request) != nil {
-		return never
-	}
-	if !told.Load() {
-		if _, err := c.head(ctx, w.of); err == nil {
-			watchdog.again()
-		}
-	}
-	return c.progressInterval()
 }
 
 // hand puts a batch into the outbox. Whoever is delivered it finds in Len what

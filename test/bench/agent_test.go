@@ -8,11 +8,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/metrics"
 	"runtime/pprof"
+	"strings"
 	"testing"
 	"time"
 
@@ -334,11 +337,39 @@ func profile() (stop func(), err error) {
 	return func() {
 		pprof.StopCPUProfile()
 		_ = cpu.Close()
-		for _, kind := range []string{"heap", "goroutine"} {
+		for kind, write := range map[string]func(io.Writer) error{
+			"memory":    writeMemory,
+			"heap":      func(w io.Writer) error { return pprof.Lookup("heap").WriteTo(w, 0) },
+			"goroutine": func(w io.Writer) error { return pprof.Lookup("goroutine").WriteTo(w, 0) },
+		} {
 			if f, err := create(kind); err == nil {
-				_ = pprof.Lookup(kind).WriteTo(f, 0)
+				_ = write(f)
 				_ = f.Close()
 			}
 		}
 	}, nil
+}
+
+// writeMemory writes what the process's memory consists of, as the kernel and as Go's runtime tell it.
+func writeMemory(w io.Writer) error {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return err
+	}
+	for line := range bytes.Lines(status) {
+		if bytes.HasPrefix(line, []byte("Rss")) {
+			fmt.Fprintf(w, "%s", line)
+		}
+	}
+	var classes []metrics.Sample
+	for _, d := range metrics.All() {
+		if strings.HasPrefix(d.Name, "/memory/classes/") || d.Name == "/sched/goroutines:goroutines" {
+			classes = append(classes, metrics.Sample{Name: d.Name})
+		}
+	}
+	metrics.Read(classes)
+	for _, c := range classes {
+		fmt.Fprintf(w, "%-50s %9d\n", c.Name, c.Value.Uint64())
+	}
+	return nil
 }
