@@ -239,7 +239,7 @@ func (w *Watcher) follow(ctx context.Context, c *Client, listed func()) error {
 		w.mustList = !same
 	}
 	if w.mustList {
-		if err := w.list(ctx, c); err != nil {
+		if err := onAnotherStack(func() error { return w.list(ctx, c) }); err != nil {
 			return err
 		}
 		w.mustList = false
@@ -249,6 +249,16 @@ func (w *Watcher) follow(ctx context.Context, c *Client, listed func()) error {
 		w.resumes.Add(1)
 	}
 	return w.watch(ctx, c)
+}
+
+// onAnotherStack calls f and waits for it. What f needs of a stack, several times
+// what it takes to wait for events, is given back when it returns, which the
+// stack of a goroutine that goes on would be only after several collections, if
+// at all.
+func onAnotherStack(f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return <-done
 }
 
 func (w *Watcher) list(ctx context.Context, c *Client) error {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -104,23 +105,47 @@ func (h *hostileEtcd) RangeStream(r *etcdserverpb.RangeRequest, stream grpc.Serv
 	return h.stream(send)
 }
 
+// Watch ends no watch for being cancelled.
 func (h *hostileEtcd) Watch(stream grpc.BidiStreamingServer[etcdserverpb.WatchRequest, etcdserverpb.WatchResponse]) error {
-	request, err := stream.Recv()
-	if err != nil {
-		return err
+	var (
+		sending sync.Mutex
+		tasks   sync.WaitGroup
+	)
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer tasks.Wait()
+	defer cancel()
+	for watches := int64(0); ; {
+		request, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		create := request.GetCreateRequest()
+		if create == nil {
+			continue
+		}
+		id := watches
+		watches++
+		send := func(answer *etcdserverpb.WatchResponse) error {
+			sending.Lock()
+			defer sending.Unlock()
+			answer.WatchId = id
+			return stream.Send(answer)
+		}
+		if err := send(&etcdserverpb.WatchResponse{Header: h.header(), Created: true}); err != nil {
+			return err
+		}
+		tasks.Go(func() { h.follow(ctx, create.Key, send) })
 	}
-	if err := stream.Send(&etcdserverpb.WatchResponse{Header: h.header(), Created: true}); err != nil {
-		return err
-	}
+}
+
+// follow goes on after a watch has been confirmed.
+func (h *hostileEtcd) follow(ctx context.Context, key []byte, send func(*etcdserverpb.WatchResponse) error) {
 	switch {
 	case h.addresses == nil:
-		h.watch(stream.Context(), stream.Send)
-	case strings.HasPrefix(string(request.GetCreateRequest().GetKey()), "cilium/state/ip/"):
-		h.addresses(stream.Context(), stream.Send)
-	default:
-		<-stream.Context().Done()
+		h.watch(ctx, send)
+	case bytes.HasPrefix(key, []byte("cilium/state/ip/")):
+		h.addresses(ctx, send)
 	}
-	return nil
 }
 
 var hostileServers = []struct {
@@ -134,7 +159,7 @@ var hostileServers = []struct {
 				h.replies.Add(1)
 			}
 		}
-	}, 0}, // how many are on their way says nothing: see TestFaultHostileCPU
+	}, 5_000},
 	{"a revision that goes back", func(h *hostileEtcd) {
 		var n atomic.Int64
 		h.header = func() *etcdserverpb.ResponseHeader {
@@ -210,7 +235,7 @@ var hostileServers = []struct {
 				h.replies.Add(1)
 			}
 		}
-	}, 0},
+	}, 5_000},
 }
 
 // Whatever an etcd server does, its cluster's entries are its own, memory stays bounded, its client does not do its bidding
