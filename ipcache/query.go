@@ -62,23 +62,20 @@ func (t *Table) chain(head slotRef) []Claim {
 // Lookup returns the winner for the longest prefix that contains addr: what the kernel's lookup finds once it equals the
 // table. IPv4-mapped addresses count as IPv4; zones are ignored.
 func (t *Table) Lookup(addr netip.Addr) (Claim, bool) {
-	addr = addr.Unmap().WithZone("")
+	addr = addr.Unmap()
 	if !addr.IsValid() {
 		return Claim{}, false
 	}
-	family := 0
-	if addr.Is6() {
-		family = 1
-	}
+	k := keyOf(netip.PrefixFrom(addr, addr.BitLen()))
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	for length := addr.BitLen(); length >= 0; length-- {
-		if t.byLen[family][length] == 0 {
-			continue
-		}
-		p, _ := addr.Prefix(length)
-		if r, ok := t.head(p); ok {
-			return t.claim(p, r), true
+	lengths := &t.lengths[k.family()]
+	for length, ok := lengths.longest(int(k.bits)); ok; length, ok = lengths.longest(length - 1) {
+		k.shorten(length)
+		if r := t.index.find(&t.slots, &k); r != 0 {
+			if h := t.slots.at(r); h.state&slotDead == 0 {
+				return t.claim(t.slots.prefix(h), r), true
+			}
 		}
 	}
 	return Claim{}, false

@@ -154,6 +154,31 @@ func keyOf(p netip.Prefix) prefixKey {
 	return k
 }
 
+// family is 0 for IPv4 and 1 for IPv6.
+func (k *prefixKey) family() int {
+	if k.v6 {
+		return 1
+	}
+	return 0
+}
+
+// shorten makes k the prefix of its address that has so many bits, not more than it has.
+func (k *prefixKey) shorten(length int) {
+	k.bits = uint8(length)
+	if !k.v6 {
+		k.low &= ^uint32(0) << (32 - length)
+		return
+	}
+	if length >= 96 {
+		k.low &= ^uint32(0) << (128 - length)
+		return
+	}
+	k.low = 0
+	whole := length / 8
+	k.upper[whole] &= ^byte(0) << (8 - length%8)
+	clear(k.upper[whole+1:])
+}
+
 // setKey gives a new head its prefix.
 func (s *slab) setKey(p *slot, k prefixKey) {
 	p.low, p.bits, p.state = k.low, k.bits, slotHead

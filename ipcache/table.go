@@ -27,11 +27,11 @@ type Table struct {
 	others  map[slotRef]slotRef // by head, where there is more than one claim: the next one
 	origins interned[origin]
 	names   names
-	sweepAt slotRef     // where the sweep of the names is
-	live    int         // prefixes with a claim
-	torn    int         // of these, in conflict
-	byLen   [2][129]int // prefixes with a claim by family and length: what Lookup has to try
-	tally   tally       // claims, by who makes them
+	sweepAt slotRef    // where the sweep of the names is
+	live    int        // prefixes with a claim
+	torn    int        // of these, in conflict
+	lengths [2]lengths // of prefixes with a claim, by family
+	tally   tally      // claims, by who makes them
 
 	changes
 	arrivals arrivals
@@ -289,7 +289,7 @@ func (t *Table) count(h *slot, by int) {
 	if h.state&slotV6 != 0 {
 		family = 1
 	}
-	t.byLen[family][h.bits] += by
+	t.lengths[family].add(int(h.bits), by)
 	t.live += by
 }
 
