@@ -73,17 +73,17 @@ func newPlace(b *testing.B) agentPlace {
 // startAgent returns when the agent is ready, as far as it is without the clusters whose configs are in its directory.
 func startAgent(b *testing.B, place agentPlace) *agent {
 	b.Helper()
-	return startAgentAt(b, 0, place)
+	return startAgentAt(b, ordinary, place)
 }
 
 // startAgentAt is startAgent with another priority.
-func startAgentAt(b *testing.B, nice int, place agentPlace) *agent {
+func startAgentAt(b *testing.B, p priority, place agentPlace) *agent {
 	b.Helper()
 	given, err := json.Marshal(place)
 	if err != nil {
 		b.Fatal(err)
 	}
-	a := &agent{process: startAt(b, nice, "agent", string(given)), place: place}
+	a := &agent{process: startAt(b, p, "agent", string(given)), place: place}
 	var ready agentFigures
 	a.answer(b, &ready)
 	return a

@@ -26,7 +26,13 @@ type server struct {
 
 func startServer(b *testing.B) *server {
 	b.Helper()
-	s := &server{process: start(b, "etcd", b.TempDir())}
+	return startServerAt(b, ordinary)
+}
+
+// startServerAt is startServer with another priority.
+func startServerAt(b *testing.B, p priority) *server {
+	b.Helper()
+	s := &server{process: startAt(b, p, "etcd", b.TempDir())}
 	s.answer(b, &s.endpoint)
 	return s
 }

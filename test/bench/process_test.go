@@ -80,18 +80,27 @@ type process struct {
 	answers *json.Decoder
 }
 
-// ahead is the priority of a process that goes before all others. On few cores, latencies are else those of the queue behind an
-// etcd and its writers, which do not run where agents do.
-const ahead = -10
+// priority is that of a process: 0 is like any other, more than 0 goes before all of less. It is one of SCHED_RR, as what nice(1) gives
+// counts only within a session where the kernel groups by sessions.
+type priority uint32
+
+// Latencies are measured with priorities, as on few cores they are else those of queues. What is measured goes first, since an etcd
+// and its writers do not run where agents do. The etcd goes before the machine's other work: between its answer to one watch and
+// that to another, which is what is measured, it must not be made to wait.
+const (
+	ordinary priority = iota
+	second
+	first
+)
 
 // start starts a process that ends with the benchmark.
 func start(b *testing.B, role, given string) *process {
 	b.Helper()
-	return startAt(b, 0, role, given)
+	return startAt(b, ordinary, role, given)
 }
 
-// startAt is start with another priority, as of nice(1).
-func startAt(b *testing.B, nice int, role, given string) *process {
+// startAt is start with another priority.
+func startAt(b *testing.B, p priority, role, given string) *process {
 	b.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), roleEnv+"="+role+" "+given)
@@ -105,25 +114,32 @@ func startAt(b *testing.B, nice int, role, given string) *process {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := withPriority(nice, cmd.Start); err != nil {
+	if err := p.inherited(cmd.Start); err != nil {
 		b.Fatal(err)
 	}
-	p := &process{cmd: cmd, orders: orders, answers: json.NewDecoder(answers)}
-	b.Cleanup(p.end)
-	return p
+	started := &process{cmd: cmd, orders: orders, answers: json.NewDecoder(answers)}
+	b.Cleanup(started.end)
+	return started
 }
 
-// withPriority calls do on a thread of that priority, which its children inherit.
-func withPriority(nice int, do func() error) error {
-	if nice == 0 {
+// inherited calls do on a thread of that priority, which its children inherit.
+func (p priority) inherited(do func() error) error {
+	if p == ordinary {
 		return do()
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), nice); err != nil {
-		return fmt.Errorf("priority %d: %w", nice, err)
+	set := func(policy, p priority) error {
+		attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: uint32(policy), Priority: uint32(p)}
+		if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
+			return fmt.Errorf("priority %d: %w", p, err)
+		}
+		return nil
 	}
-	return errors.Join(do(), unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), 0))
+	if err := set(unix.SCHED_RR, p); err != nil {
+		return err
+	}
+	return errors.Join(do(), set(unix.SCHED_NORMAL, ordinary))
 }
 
 // end ends the process, if it has not ended yet.

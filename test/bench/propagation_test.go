@@ -138,7 +138,7 @@ func follow(look lookup, seen <-chan sighting) latencies {
 func BenchmarkPropagation(b *testing.B) {
 	const span = 5 * time.Second
 	cluster := load.Cluster{Name: "west", ID: 2, Workloads: 50_000, Identities: 5000, Seed: 1}
-	etcd := startServer(b)
+	etcd := startServerAt(b, second)
 	etcd.fill(b, cluster)
 	measure := func(b *testing.B, p *process, who string, rate int) (l latencies) {
 		p.order(b, order{Do: "propagation", Endpoint: etcd.endpoint, Prefix: cluster.WorkloadPrefix(), Span: span + time.Second})
@@ -157,10 +157,10 @@ func BenchmarkPropagation(b *testing.B) {
 	}{{200, 100, 500}, {2000, 0, 0}, {8000, 0, 2000}} {
 		b.Run(fmt.Sprint(v.rate), func(b *testing.B) {
 			for b.Loop() {
-				p := startAt(b, ahead, "bare", "")
+				p := startAt(b, first, "bare", "")
 				bare := measure(b, p, "bare", v.rate)
 				p.end()
-				a := startAgentAt(b, ahead, newPlace(b))
+				a := startAgentAt(b, first, newPlace(b))
 				a.place.join(b, etcd, cluster.Name)
 				a.await(b, "listed", 1)
 				sameAsEtcd(b, etcd, a, cluster)
