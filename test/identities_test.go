@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -232,12 +233,21 @@ func TestIdentitiesFlap(t *testing.T) {
 	etcd := testutil.StartEtcd(t)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	foreign := map[string]string{}
-	for _, id := range []int{1, 300, 65535, 131072, 16777215} {
-		key := identity.StatePrefix + "/id/" + strconv.Itoa(id)
-		foreign[key] = flapping(id % flappingApps).String()
-		etcd.Put(t, key, foreign[key])
+	steps, many := 50, 50
+	if os.Getenv("WEFT_TEST_FAULTS") != "" {
+		steps, many = 500, 50_000
 	}
+	// Besides those of others, at the edges of the range and in number, there are as many of our own that nobody uses.
+	foreign, idle := map[string]string{}, map[string]string{}
+	for _, id := range []int{1, 300, 65535, 131072, 16777215} {
+		foreign[identity.MasterKey(identity.ID(id))] = flapping(id % flappingApps).String()
+	}
+	for i := range many {
+		foreign[identity.MasterKey(identity.ID(131073+i))] = flapping(i).String()
+		idle[identity.MasterKey(identity.ID(131071-i))] = flapping(flappingApps + i).String()
+	}
+	putKeys(t, etcd, foreign)
+	putKeys(t, etcd, idle)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var operators errgroup.Group
@@ -251,10 +261,6 @@ func TestIdentitiesFlap(t *testing.T) {
 			}
 			return nil
 		})
-	}
-	steps := 25
-	if os.Getenv("WEFT_TEST_FAULTS") != "" {
-		steps = 1000
 	}
 	var nodes errgroup.Group
 	for i, host := range []string{"172.18.1.1", "172.18.1.2"} {
@@ -290,10 +296,24 @@ func TestIdentitiesFlap(t *testing.T) {
 	for _, fault := range h.faults {
 		t.Error(fault)
 	}
-	if h.deleted < flappingApps {
+	if h.deleted < many+flappingApps {
 		t.Errorf("only %d identities were deleted: nothing was tried", h.deleted)
 	}
 	t.Logf("%d identities deleted", h.deleted)
+}
+
+// putKeys puts keys, a hundred at a time.
+func putKeys(t *testing.T, etcd *testutil.Etcd, keys map[string]string) {
+	t.Helper()
+	var ops []clientv3.Op
+	for key, value := range keys {
+		ops = append(ops, clientv3.OpPut(key, value))
+	}
+	for some := range slices.Chunk(ops, 100) {
+		if _, err := etcd.Client().Txn(t.Context()).Then(some...).Commit(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // collect runs an operator that does nothing but collect identities until it has done so many rounds as the leader, or ctx
