@@ -4,13 +4,16 @@ package operator
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/weftmesh/weft/internal/testutil"
+	"github.com/weftmesh/weft/service"
 )
 
 // Many services of an API server that has too much to do, forgets, repeats itself and restarts, while services and their
@@ -21,7 +24,7 @@ import (
 func TestKubernetesFaults(t *testing.T) {
 	many, steps := 200, 6
 	if os.Getenv("WEFT_TEST_FAULTS") != "" {
-		many, steps = 5000, 200
+		many, steps = 5000, 40
 	}
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -68,11 +71,65 @@ func TestKubernetesFaults(t *testing.T) {
 			c.kubeEtcd.Compact(t)
 		}
 		c.wants(want) // although one request in two fares ill
+		t.Logf("%s: %d requests", fault, proxy.Done()[fault])
 	}
-	t.Logf("faults: %v", proxy.Done())
 	proxy.Misbehave(nil)
 	c.change(random, want)
 	c.wants(want)
+	c.testEndpoints(proxy)
+}
+
+// testEndpoints: where the server has no EndpointSlices, backends are those of Endpoints, but for what the components of
+// Kubernetes elected their leaders by.
+func (c *cluster) testEndpoints(proxy *testutil.KubeProxy) {
+	c.t.Helper()
+	proxy.Misbehave(func(r *http.Request) testutil.KubeFault {
+		if strings.HasPrefix(r.URL.Path, "/apis/discovery.k8s.io") {
+			return testutil.KubeUnknown
+		}
+		return testutil.KubeWell
+	})
+	c.namespace("old")
+	endpoints := func(namespace, name string, addresses ...string) {
+		var all []string
+		for _, a := range addresses {
+			all = append(all, fmt.Sprintf(`{"ip": %q}`, a))
+		}
+		c.kube.Create(c.t, "/api/v1/namespaces/"+namespace+"/endpoints", fmt.Sprintf(
+			`{"metadata": {"name": %q}, "subsets": [{"addresses": [%s], "notReadyAddresses": [{"ip": "10.9.9.9"}], "ports": [{"name": "http", "port": 8080}]}]}`,
+			name, strings.Join(all, ",")))
+	}
+	c.service("old", "web", global)
+	endpoints("old", "web", "10.9.0.1", "10.9.0.2")
+	c.service("old", "kube-scheduler", global)
+	endpoints("old", "kube-scheduler", "10.9.0.3")
+	other := &cluster{t: c.t, etcd: testutil.StartEtcd(c.t), kube: c.kube, kubeEtcd: c.kubeEtcd, kubeconfig: c.kubeconfig}
+	startReplica(c.t, "without-slices", other.etcd.Endpoint(), func(cfg *Config) {
+		other.kubernetes(cfg)
+		cfg.Election = Election{By: ElectNone}
+	})
+	old := func(web int) {
+		c.t.Helper()
+		testutil.Eventually(c.t, testTimeout, func() error {
+			got := make(map[string]int)
+			for key, value := range list(c.t, other.etcd, servicesOfEast+"old/") {
+				s, err := service.Parse([]byte(value))
+				if err != nil {
+					return err
+				}
+				got[key] = len(s.Backends)
+			}
+			if want := map[string]int{"web": web, "kube-scheduler": 0}; !maps.Equal(got, want) {
+				return fmt.Errorf("%v, want %v", got, want)
+			}
+			return nil
+		})
+	}
+	old(2)
+	c.kube.Delete(c.t, "/api/v1/namespaces/old/endpoints/web")
+	old(0)
+	endpoints("old", "web", "10.9.0.1")
+	old(1)
 }
 
 // chance has a fault befall every second request, on average.

@@ -5,6 +5,7 @@ package operator
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"os"
@@ -147,9 +148,10 @@ func (c *cluster) slices(namespace, name string, backends int) {
 	}
 }
 
-// Services of a real API server, through everything that happens to them, to it and to the operators.
+// Services of a real API server, which knows no kinds but its own, through everything that happens to them, to it and to the
+// operators.
 //
-// mechanism: K5 L1 L2 L3 L4 L5
+// mechanism: K4 K5 L1 L2 L3 L4 L5
 // lesson: O5 O6
 func TestKubernetesServices(t *testing.T) {
 	c := newCluster(t)
@@ -191,7 +193,9 @@ func TestKubernetesServices(t *testing.T) {
 	c.wants(map[string]int{"shop/web": 0, "shop/local": 0})
 	c.slices("shop", "web", 2)
 
-	// A rename is a deletion and a creation; nothing deletes what was in a namespace here, as no controller runs.
+	c.testNamespaceGone(map[string]int{"shop/web": 2, "shop/local": 0})
+
+	// A rename is a deletion and a creation.
 	c.kube.Delete(t, fmt.Sprintf(servicesPath, "shop")+"/local")
 	c.service("shop", "renamed", global)
 	c.wants(map[string]int{"shop/web": 2, "shop/renamed": 0})
@@ -239,6 +243,31 @@ func TestKubernetesServices(t *testing.T) {
 	}
 	c.kube.Delete(t, web)
 	c.wants(map[string]int{})
+}
+
+// testNamespaceGone: a namespace with its services goes, as when the controller of namespaces, which does not run here, has
+// deleted what is in it.
+func (c *cluster) testNamespaceGone(others map[string]int) {
+	c.t.Helper()
+	const path = "/api/v1/namespaces/gone"
+	c.namespace("gone")
+	want := maps.Clone(others)
+	for _, name := range []string{"a", "b"} {
+		c.service("gone", name, global)
+		c.slices("gone", name, 2)
+		want["gone/"+name] = 2
+	}
+	c.wants(want)
+	c.kube.Delete(c.t, path)
+	c.wants(want) // it ends, and what is in it is there still
+	for _, name := range []string{"a", "b"} {
+		c.kube.Delete(c.t, "/apis/discovery.k8s.io/v1/namespaces/gone/endpointslices/"+name+"-0")
+		c.kube.Delete(c.t, path+"/services/"+name)
+	}
+	c.kubeEtcd.Delete(c.t, "/registry/namespaces/gone")
+	c.wants(others)
+	c.namespace("gone") // again, with nothing in it
+	c.wants(others)
 }
 
 // checkValue: what the server filled in is in what is published.

@@ -65,7 +65,7 @@ func NewKubernetes(cfg KubernetesConfig) (*Kubernetes, error) {
 		Table: NewTable(cfg.DefaultGlobal), ready: make(chan struct{}), owners: make(map[string]service.Name), rejected: make(map[string]string),
 	}
 	k.follower = kube.NewFollower(kube.Config{
-		Needs: "the account needs the verbs list and watch on namespaces, services and endpointslices", Longest: cfg.Longest, Changed: k.Wake, Log: cfg.Log,
+		Needs: "the account needs the verbs list and watch on namespaces, services and endpointslices, or where the server has none, endpoints", Longest: cfg.Longest, Changed: k.Wake, Log: cfg.Log,
 	})
 	if k.core, err = kube.Client(access, corev1.SchemeGroupVersion, corev1.AddToScheme); err != nil {
 		return nil, err

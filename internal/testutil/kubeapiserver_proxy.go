@@ -31,6 +31,7 @@ const (
 	KubeWell     KubeFault = ""
 	KubeTooMany  KubeFault = "too many requests" // 429, with a second in which not to come again
 	KubeBroken   KubeFault = "broken"            // 500
+	KubeUnknown  KubeFault = "unknown"           // 404, as of what the server has no kind of
 	KubeSlow     KubeFault = "slow"              // of a list: it comes late
 	KubeExpired  KubeFault = "expired"           // of a watch: the server has forgotten where it was to begin
 	KubeBookmark KubeFault = "bookmark"          // of a watch: it tells that there is no news, and ends
@@ -151,6 +152,8 @@ func (p *KubeProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		kubeStatus(w, http.StatusTooManyRequests, "TooManyRequests")
 	case KubeBroken:
 		kubeStatus(w, http.StatusInternalServerError, "InternalError")
+	case KubeUnknown:
+		kubeStatus(w, http.StatusNotFound, "NotFound")
 	case KubeSlow:
 		select {
 		case <-time.After(300 * time.Millisecond):
