@@ -27,6 +27,8 @@ type Explanation struct {
 	// Cluster is the state of the cluster that makes the winning claim; nil if there is none, or it is not followed.
 	Cluster *Cluster `json:"cluster,omitempty"`
 	Kernel  Kernel   `json:"kernel"`
+	// Advice says what to do about all of it that is not as it should be, each with what that is; none if all is well.
+	Advice []string `json:"advice,omitempty"`
 }
 
 // Refused is a Rejection and whose it is.

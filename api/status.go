@@ -100,6 +100,7 @@ type Cluster struct {
 	Certificates        []Certificate     `json:"certificates,omitempty"`        // none without TLS
 	CertificateWarnings []string          `json:"certificateWarnings,omitempty"` // of those that come near their end
 	Waiting             int               `json:"waiting,omitempty"`             // announcements whose node is not known
+	Conflicts           int               `json:"conflicts,omitempty"`           // prefixes of which it and others say different things
 	Quotas              Quotas            `json:"quotas,omitzero"`
 	Rejected            map[string]uint64 `json:"rejected,omitempty"` // by kind and reason
 	Rejections          []Rejection       `json:"lastRejections,omitempty"`
@@ -324,8 +325,28 @@ type Task struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// stateDraining is the state of a cluster that goes because somebody has removed its config: it is on its way out, and not ill.
-const stateDraining = "draining"
+// States of a cluster that mean more than whether it is followed.
+const (
+	// StateConflict: it has the id of another cluster, and nothing of it is used.
+	StateConflict = "conflict"
+	// StateDraining: somebody has removed its config. It is on its way out, and not ill.
+	StateDraining = "draining"
+)
+
+// Advice is what to do about a cluster that is not ready; "" if that is to wait.
+func (c *Cluster) Advice() string {
+	switch {
+	case c.Ready, c.State == StateDraining:
+		return ""
+	case c.ConfigError != "":
+		return "correct the file"
+	case c.State == StateConflict:
+		return "give one of the two clusters another id"
+	case c.LastError == "":
+		return ""
+	}
+	return "see `weft troubleshoot kvstore " + c.Name + "`"
+}
 
 // Assess sets Healthy and Problems from all the rest. What other clusters publish wrongly is their problem, not this
 // node's: it is shown, but is none here. That a quota keeps out what may be right is one: somebody must raise the quota, or ask the
@@ -341,9 +362,9 @@ func (s *Status) Assess() {
 	}
 	for _, c := range s.Clusters {
 		if c.ConfigError != "" {
-			add("cluster %s: %s", c.Name, c.ConfigError)
-		} else if !c.Ready && c.State != stateDraining {
-			add("cluster %s is %s%s", c.Name, c.State, because(c.LastError))
+			add("cluster %s: %s", c.Name, c.ConfigError+because(c.Advice()))
+		} else if !c.Ready && c.State != StateDraining {
+			add("cluster %s is %s%s", c.Name, c.State, because(c.LastError)+because(c.Advice()))
 		}
 		if name, of := c.Quotas.Exceeded(); name != "" {
 			add("cluster %s: quota %s: %d of %d: what goes beyond is refused", c.Name, name, of.Used, of.Limit)

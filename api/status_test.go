@@ -17,7 +17,7 @@ func TestAssess(t *testing.T) {
 		"well": {func(*Status) {}, []string{}},
 		"cluster": {func(s *Status) {
 			s.Clusters = []Cluster{{Name: "west", State: "connecting", LastError: "connection refused"}, {Name: "north", Ready: true}, {Name: "south", State: "stale"}}
-		}, []string{"cluster west is connecting: connection refused", "cluster south is stale"}},
+		}, []string{"cluster west is connecting: connection refused: see `weft troubleshoot kvstore west`", "cluster south is stale"}},
 		"a cluster that goes is no problem": {func(s *Status) {
 			s.Clusters = []Cluster{{Name: "west", State: "draining", LastError: "connection refused"}}
 		}, []string{}},

@@ -125,6 +125,9 @@ func protocolName(p netlink.RouteProtocol) string {
 	return p.String()
 }
 
+// routeOwner names who made a route of the kernel's table.
+func routeOwner(protocol int) string { return protocolName(netlink.RouteProtocol(protocol)) }
+
 func routeType(t int) string {
 	names := map[int]string{
 		unix.RTN_UNICAST: "unicast", unix.RTN_LOCAL: "local", unix.RTN_BROADCAST: "broadcast", unix.RTN_ANYCAST: "anycast",

@@ -161,7 +161,7 @@ func (h *host) directDevice(addr netip.Addr) (int, error) {
 	routes, err := h.handle.RouteGet(addr.AsSlice())
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
-		return 0, fmt.Errorf("address %v: no route: %w", addr, err)
+		return 0, fmt.Errorf("address %v: no route: %w: add a route to the node, or see whether its address is right", addr, err)
 	case err != nil:
 		return 0, fmt.Errorf("look up route to address %v: %w", addr, err)
 	case len(routes) == 0:

@@ -303,7 +303,9 @@ func (k *keeper) checkRoutes(claims []routeClaim, have []kernelRoute, prune bool
 	changes := diffRoutes(wanted, keep, have, prune)
 	failed := map[netip.Prefix]error{}
 	for prefix, foreign := range changes.conflicts {
-		failed[prefix] = fmt.Errorf("a route of protocol %d has this prefix already; it is left alone", foreign.Protocol)
+		owner := routeOwner(foreign.Protocol)
+		failed[prefix] = fmt.Errorf("a route of protocol %s has this prefix already and is left alone: remove it if weft is to route there: `ip route del %v proto %s`",
+			owner, prefix, owner)
 	}
 	drift := 0
 	for _, c := range changes.set {

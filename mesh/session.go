@@ -149,7 +149,7 @@ func (r *remote) get(ctx context.Context, client *kvstore.Client, key string) (k
 	defer cancel()
 	kv, ok, err := client.Get(ctx, key)
 	if err != nil {
-		return kvstore.KV{}, false, fmt.Errorf("%w: get %s: %w", errNoAnswer, key, err)
+		return kvstore.KV{}, false, fmt.Errorf("%w: %w", errNoAnswer, err)
 	}
 	return kv, ok, nil
 }

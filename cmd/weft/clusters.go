@@ -19,7 +19,7 @@ import (
 
 func clustersCommand(env environment, c *clientOptions) *cobra.Command {
 	cmd := group("clusters", "The clusters that the agent follows", clustersList(env, c), clustersGet(env, c), clustersRejected(env, c),
-		clustersWatch(env, c), clustersAdd(env), clustersRemove(env))
+		clustersWatch(env, c), clustersAdd(env, c), clustersRemove(env))
 	cmd.Aliases = []string{"cluster"}
 	return cmd
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -48,14 +49,15 @@ type clusterConfig struct {
 // clusterAdd is a `weft clusters add` under way.
 type clusterAdd struct {
 	etcdOptions
+	client       *clientOptions
 	config       clusterConfig
 	passwordFile string
 	force        bool
 	dryRun       bool
 }
 
-func clustersAdd(env environment) *cobra.Command {
-	a := new(clusterAdd)
+func clustersAdd(env environment, c *clientOptions) *cobra.Command {
+	a := &clusterAdd{client: c}
 	var out *output
 	cmd := newCommand("add NAME", "Try to reach a cluster, and write its config file if that goes well", func(cmd *cobra.Command, args []string) error {
 		return a.run(cmd, env, args[0], out)
@@ -105,7 +107,7 @@ func (a *clusterAdd) run(cmd *cobra.Command, env environment, name string, out *
 	if out.forPeople() {
 		show = stepPrinter(env.stdout, env.ink(), trial)
 	}
-	a.diagnose(cmd.Context(), &trial, env, show)
+	a.diagnose(cmd.Context(), &trial, env, a.ids(cmd.Context(), env), show)
 	change.Steps = trial.Steps
 	switch {
 	case a.dryRun:
@@ -124,6 +126,13 @@ func (a *clusterAdd) run(cmd *cobra.Command, env environment, name string, out *
 		return errUnhealthy
 	}
 	return nil
+}
+
+// ids is what the running agent knows of the ids of clusters: the new one must have one of its own.
+func (a *clusterAdd) ids(ctx context.Context, env environment) *testimony {
+	heard := hear(ctx, env, a.client.socket)
+	heard.silent = true
+	return &heard
 }
 
 // compose makes the file's content of the options, and checks it.

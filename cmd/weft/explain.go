@@ -43,7 +43,11 @@ func explainAlone(bpffs string, addr netip.Addr) api.Explanation {
 	found := datapath.Explain(bpffs, addr)
 	e := api.Explanation{
 		Meta: api.MetaOf(api.KindExplanation), Address: addr, Claims: []api.Claim{}, Kernel: makeKernel(bpffs, &found),
-		Why: "no agent answers: this is what the kernel goes by without it",
+		Why:    "no agent answers: this is what the kernel goes by without it",
+		Advice: []string{"start the agent, or name its socket with --api-socket: only it knows why, and whether that is right"},
+	}
+	if e.Kernel.Error != "" {
+		e.Advice = append(e.Advice, adviceDiagnose)
 	}
 	id := identity.World // which of the worlds only the agent knows
 	if found.Found {
@@ -78,6 +82,9 @@ func printExplanation(env environment, out *output, e *api.Explanation) error {
 	}
 	if len(e.Refused) > 0 {
 		t.rows("Refused:", refusedLines(env.now(), e.Refused))
+	}
+	if len(e.Advice) > 0 {
+		t.rows("Next:", e.Advice)
 	}
 	if err := t.flush(); err != nil || len(e.Claims) == 0 {
 		return err

@@ -76,6 +76,8 @@ func (x *explainer) explain(addr netip.Addr) api.Explanation {
 	found := datapath.Explain(x.cfg.bpffs, addr)
 	e.Kernel = makeKernel(x.cfg.bpffs, &found)
 	x.compare(&e.Kernel, &found, winner)
+	s := x.status()
+	e.Advice = advice(&e, &s)
 	return e
 }
 

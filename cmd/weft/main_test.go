@@ -227,6 +227,8 @@ func labExplanation(a netip.Addr) api.Explanation {
 		Wanted: "identity=131329 encryptkey=0 tunnelendpoint=172.18.2.1 flags=hastunnel",
 		Route:  &api.KernelRoute{Type: "unicast", Device: "eth0", Gateway: addr("172.18.2.1"), Source: addr("172.18.1.1"), Table: 254, Protocol: "weft"},
 	}
+	s := labStatus(true)
+	e.Advice = advice(&e, &s)
 	return e
 }
 
@@ -256,7 +258,7 @@ func labStatus(healthy bool) api.Status {
 				},
 				CertificateWarnings: []string{"the client certificate /etc/weft/tls/client.crt ends in 12 days"},
 				Endpoints:           []string{"https://west.mesh.cilium.io:2379"}, Canaries: true, Counts: api.Counts{Nodes: 2, IPs: 25, Identities: 8, Services: 10},
-				Synced: map[string]bool{"nodes": true, "ips": true, "identities": true, "services": true}, Reconnects: 1, Failures: 1,
+				Synced: map[string]bool{"nodes": true, "ips": true, "identities": true, "services": true}, Reconnects: 1, Failures: 1, Conflicts: 1,
 				LastError: "dial tcp: connection refused", LastErrorAt: testNow.Add(-2 * time.Minute),
 				Rejected:   map[string]uint64{"ip/range": 3, "node/name": 1},
 				Rejections: []api.Rejection{{Kind: "ip", Key: "10.9.9.9\x1b[2J", Reason: "identity 1 is outside the cluster's range", At: testNow.Add(-time.Minute)}},

@@ -4,12 +4,14 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"strconv"
 
 	"github.com/weftmesh/weft/api"
 	"github.com/weftmesh/weft/datapath"
 	"github.com/weftmesh/weft/endpoint"
+	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/kvstore"
 	"github.com/weftmesh/weft/mesh"
 )
@@ -48,6 +50,28 @@ func (a *agent) status() api.Status {
 		}
 	}
 	s.Assess()
+	return s
+}
+
+// fullStatus is the status with what takes a look at the whole table: for who asks, not for what asks all the time.
+func (a *agent) fullStatus() api.Status {
+	s := a.status()
+	if s.Tables.Conflicts == 0 {
+		return s
+	}
+	of := make(map[uint32]int)
+	for claims := range a.ips.Conflicts(netip.Prefix{}) {
+		seen := make(map[identity.ClusterID]bool, len(claims))
+		for i := range claims {
+			if id := claims[i].Owner.Cluster; !seen[id] {
+				seen[id] = true
+				of[uint32(id)]++
+			}
+		}
+	}
+	for i := range s.Clusters {
+		s.Clusters[i].Conflicts = of[s.Clusters[i].ID]
+	}
 	return s
 }
 

@@ -225,18 +225,15 @@ func (p *statusPrinter) kvstore() {
 	}
 	p.line("KVStore", "%s for %s, %s published, %d pending, leases: %s", k.State, age(p.now, k.Since), count(k.Keys-min(k.Pending, k.Keys), "key"), k.Pending,
 		orDash(strings.Join(k.Leases, ",")))
-	p.etcd(k.Endpoints, k.ServerVersion, k.EtcdClusterID, k.Revision, 0)
+	p.etcd(k.Endpoints, k.ServerVersion, k.EtcdClusterID, k.Revision, 0, k.LastContact)
 	p.warning(k.Warning)
 	p.certificates(k.Certificates, k.CertificateWarnings)
 	p.lastError(k.LastError, k.LastErrorAt)
 }
 
-func (p *statusPrinter) etcd(endpoints []string, version, clusterID string, revision, lag int64) {
-	behind := ""
-	if lag > 0 {
-		behind = fmt.Sprintf(", lag=%d", lag)
-	}
-	p.branch("etcd: %s - %s, cluster-id=%s, revision=%d%s", orDash(strings.Join(endpoints, ",")), orDash(version), orDash(clusterID), revision, behind)
+func (p *statusPrinter) etcd(endpoints []string, version, clusterID string, revision, lag int64, contact time.Time) {
+	p.branch("etcd: %s - %s, cluster-id=%s, revision=%d, lag=%d, last answer: %s", orDash(strings.Join(endpoints, ",")), orDash(version),
+		orDash(clusterID), revision, lag, answered(p.now, contact))
 }
 
 // certificates says until when those of each role are good, and which of them need care; in full, of each.
@@ -314,13 +311,13 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 		count(c.Counts.Nodes, "node"), count(c.Counts.IPs, "endpoint"), count(c.Counts.Identities, "identity"),
 		count(c.Counts.Services, "service"), count(int(c.Reconnects), "reconnection"))))
 	if len(c.Endpoints) > 0 {
-		p.etcd(c.Endpoints, c.ServerVersion, c.EtcdClusterID, c.Revision, c.Lag)
+		p.etcd(c.Endpoints, c.ServerVersion, c.EtcdClusterID, c.Revision, c.Lag, c.LastSuccess)
 		p.warning(c.Warning)
 		p.certificates(c.Certificates, c.CertificateWarnings)
 	}
 	if p.full {
 		p.branch("configuration file: %s", orDash(c.ConfigFile))
-		p.branch("last answer: %s, %s", answered(p.now, c.LastSuccess), count(int(c.Failures), "failure"))
+		p.branch("failures: %d since the agent started", c.Failures)
 	}
 	if c.ID != 0 && !c.Own {
 		p.branch("remote configuration: cluster-id=%d, kvstoremesh=%t, sync-canaries=%t", c.ID, c.Cached, c.Canaries)
@@ -344,6 +341,9 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 	}
 	p.quotas(c)
 	p.rejections(c)
+	if c.Conflicts > 0 {
+		p.branch("conflicts: %s that others claim for something else: see weft ip conflicts", count(c.Conflicts, "prefix"))
+	}
 	if c.LastError != c.ConfigError {
 		p.lastError(c.LastError, c.LastErrorAt)
 	}
@@ -378,16 +378,12 @@ func (p *statusPrinter) rejections(c *api.Cluster) {
 	if len(c.Rejected) == 0 {
 		return
 	}
-	var reasons []string
-	for _, reason := range slices.Sorted(maps.Keys(c.Rejected)) {
-		reasons = append(reasons, fmt.Sprintf("%s=%d", reason, c.Rejected[reason]))
-	}
 	last := ""
 	if n := len(c.Rejections); n > 0 {
 		r := c.Rejections[n-1]
 		last = fmt.Sprintf("; last (%s): %s %s: %s", ago(p.now, r.At), r.Kind, r.Key, r.Reason)
 	}
-	p.branch("rejected: %s%s", strings.Join(reasons, ", "), last)
+	p.branch("rejected: %s%s", rejectedText(c), last)
 	if p.full {
 		p.branch("the last %d of them: see weft clusters rejected %s", len(c.Rejections), c.Name)
 	}
@@ -434,7 +430,7 @@ func (p *statusPrinter) datapath() {
 	p.branch("ipcache: %d/%d entries (%s), %d pending, %d unclaimed: %s", d.Map.Entries, d.Map.MaxEntries, usage, d.Map.Pending,
 		d.Map.Unclaimed, d.Map.Pin)
 	if text := driftText(d.Drift); text != "" {
-		p.branch("drift: %s changed by somebody else, map last compared %s", text, ago(p.now, d.Map.VerifiedAt))
+		p.branch("drift: %s changed by somebody else and put right, map last compared %s: find out who, if it grows", text, ago(p.now, d.Map.VerifiedAt))
 	}
 	for _, device := range d.Devices {
 		var programs []string
@@ -515,6 +511,8 @@ func count(n int, one string) string {
 	switch {
 	case n == 1:
 		return "1 " + one
+	case strings.HasSuffix(one, "x"):
+		return fmt.Sprintf("%d %ses", n, one)
 	case strings.HasSuffix(one, "ty"), strings.HasSuffix(one, "try"):
 		return fmt.Sprintf("%d %sies", n, strings.TrimSuffix(one, "y"))
 	}

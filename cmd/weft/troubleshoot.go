@@ -47,16 +47,20 @@ func (r *troubleshooting) rows(t *table) {
 	}
 }
 
-func troubleshootCommand(env environment) *cobra.Command {
-	return group("troubleshoot", "Try what does not work, step by step", troubleshootKVStore(env))
+func troubleshootCommand(env environment, c *clientOptions) *cobra.Command {
+	return group("troubleshoot", "Try what does not work, step by step", troubleshootKVStore(env, c))
 }
 
-func troubleshootKVStore(env environment) *cobra.Command {
+func troubleshootKVStore(env environment, c *clientOptions) *cobra.Command {
 	var (
 		out *output
 		o   *etcdOptions
 	)
 	cmd := newCommand("kvstore", "Try to reach and read the etcds of the mesh, from the config to the keys", func(cmd *cobra.Command, args []string) error {
+		heard := hear(cmd.Context(), env, c.socket)
+		if o.mesh == "" && o.config == "" {
+			o.mesh, o.config = heard.dir, heard.file
+		}
 		targets, err := o.targets(args)
 		if err != nil {
 			return err
@@ -67,7 +71,7 @@ func troubleshootKVStore(env environment) *cobra.Command {
 			if out.forPeople() {
 				show = stepPrinter(env.stdout, env.ink(), d)
 			}
-			o.diagnose(cmd.Context(), &d, env, show)
+			o.diagnose(cmd.Context(), &d, env, &heard, show)
 			result.Healthy = result.Healthy && d.Healthy
 			result.Items = append(result.Items, d)
 		}
@@ -82,8 +86,9 @@ func troubleshootKVStore(env environment) *cobra.Command {
 		return err
 	})
 	cmd.Use, cmd.Aliases = "kvstore [CLUSTER|FILE]...", []string{"clustermesh"}
-	cmd.Long = "Try to reach and read the etcds named by --clustermesh-config and --kvstore-config, or those of some clusters or config\n" +
-		"files only, one step at a time: config, name, TCP, TLS and certificates, authentication, authorisation, server."
+	cmd.Long = "Try to reach and read the etcds named by --clustermesh-config and --kvstore-config, by default those of the running agent, or\n" +
+		"those of some clusters or config files only, one step at a time: config, name, TCP, TLS and certificates, authentication,\n" +
+		"authorisation, server; and tell what the running agent says of the cluster. Without an agent all but that is tried, too."
 	cmd.Args = cobra.ArbitraryArgs
 	o = newEtcdOptions(cmd.Flags())
 	cmd.Flags().Lookup("timeout").Usage = "how long each step may take, a `duration`"
@@ -122,7 +127,7 @@ func (o *etcdOptions) targets(args []string) ([]diagnosis, error) {
 		return nil, fmt.Errorf("no etcd client config in %s: a cluster's config is a file of its name that holds the text \"endpoints:\"", o.mesh)
 	}
 	if len(targets) == 0 {
-		return nil, usagef("no etcd is named: give --clustermesh-config DIRECTORY, --kvstore-config FILE, or a file")
+		return nil, usagef("no etcd is named, and no agent answers that has some: give --clustermesh-config DIRECTORY, --kvstore-config FILE, or a file")
 	}
 	return targets, nil
 }
@@ -149,13 +154,14 @@ func configsIn(dir string) ([]diagnosis, error) {
 }
 
 // diagnose tries one config, and keeps and shows each step.
-func (o *etcdOptions) diagnose(ctx context.Context, d *diagnosis, env environment, show func(kvstore.Step)) {
+func (o *etcdOptions) diagnose(ctx context.Context, d *diagnosis, env environment, heard *testimony, show func(kvstore.Step)) {
 	d.Healthy, d.Steps = true, []kvstore.Step{}
 	report := func(s kvstore.Step) {
 		d.Healthy = d.Healthy && s.Outcome != kvstore.StepFailed
 		d.Steps = append(d.Steps, s)
 		show(s)
 	}
+	defer heard.about(d, report)
 	cfg, ok := checkConfig(d, report)
 	if !ok {
 		return
@@ -165,7 +171,7 @@ func (o *etcdOptions) diagnose(ctx context.Context, d *diagnosis, env environmen
 		return
 	}
 	defer client.Close()
-	r := reading{client: client, timeout: o.timeout, now: env.now, report: report}
+	r := reading{client: client, timeout: o.timeout, now: env.now, heard: heard, report: report}
 	r.read(ctx, d)
 }
 

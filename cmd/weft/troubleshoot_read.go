@@ -17,11 +17,15 @@ import (
 // heartbeatStale is the age from which a heartbeat is missing: readers of Cilium give up a connection then.
 const heartbeatStale = 2 * time.Minute
 
+// defaultClusters is what a cluster means that does not say how many there may be.
+const defaultClusters = 255
+
 // reading tries what a reader of a cluster reads, over a connection that works.
 type reading struct {
 	client  *kvstore.Client
 	timeout time.Duration
 	now     func() time.Time
+	heard   *testimony
 	report  func(kvstore.Step)
 }
 
@@ -119,11 +123,18 @@ func (r *reading) clusterConfig(ctx context.Context, name string) (cached, ok bo
 	}
 	caps := config.Capabilities
 	outcome, advice := kvstore.StepPassed, ""
-	if config.ID == 0 {
-		outcome, advice = kvstore.StepFailed, "give the cluster an id from 1 on"
+	problem, invalid, holder := "", config.Validate(r.heard.layout()), r.heard.holder(config.ID, name)
+	switch {
+	case config.ID == 0:
+		outcome, problem, advice = kvstore.StepFailed, ", which none is", "give the cluster an id from 1 on"
+	case invalid != nil:
+		outcome, problem = kvstore.StepFailed, ": "+invalid.Error()
+		advice = "give it an id in that range, and all clusters of the mesh the same --max-connected-clusters"
+	case holder != "":
+		outcome, problem, advice = kvstore.StepFailed, ", which cluster "+holder+" has", "give one of the two clusters another id"
 	}
-	r.say(step, outcome, advice, "cluster id %d, of %d at most, cached=%t, canaries=%t", config.ID, max(caps.MaxConnectedClusters, 255),
-		caps.Cached, caps.SyncedCanaries)
+	r.say(step, outcome, advice, "cluster id %d, of %d at most, cached=%t, canaries=%t%s", config.ID, max(caps.MaxConnectedClusters, defaultClusters),
+		caps.Cached, caps.SyncedCanaries, problem)
 	if caps.SyncedCanaries {
 		exists, readable := r.prefix(ctx, "canaries", identity.SyncedPrefix+"/"+name+"/")
 		if readable && !exists {
@@ -178,6 +189,9 @@ func (r *reading) age(heartbeat []byte) {
 	switch {
 	case err != nil:
 		r.say(step, kvstore.StepWarning, "something else than Cilium or weft wrote it", "%v", err)
+	case at.Sub(r.now()) > heartbeatStale:
+		r.say(step, kvstore.StepWarning, "set the clocks of both machines right: see `timedatectl` here and there",
+			"written in %s, by a clock that is ahead of ours", age(at, r.now()))
 	case r.now().Sub(at) > heartbeatStale:
 		r.say(step, kvstore.StepWarning, "see whether its writer runs (clustermesh-apiserver, kvstoremesh, an operator), and whether the clocks agree",
 			"written %s, the last time", ago(r.now(), at))

@@ -344,7 +344,7 @@ func TestTroubleshootAll(t *testing.T) {
 		code int
 		want string
 	}{
-		{nil, "", 2, "weft: no etcd is named: "},
+		{nil, "", 2, "weft: no etcd is named, and no agent answers that has some: "},
 		{map[string]string{"WEFT_CLUSTERMESH_CONFIG": t.TempDir()}, "", 1, "weft: no etcd client config in "},
 		{map[string]string{"WEFT_CLUSTERMESH_CONFIG": "/nonexistent"}, "", 2, "weft: --clustermesh-config: open /nonexistent"},
 		{env, "--timeout -1s", 2, "weft: --timeout -1s"},

@@ -60,7 +60,11 @@ func printVerification(env environment, out *output, v *api.Verification) error 
 	if !out.forPeople() {
 		return nil
 	}
-	_, err := fmt.Fprintf(env.stdout, "%s compared, %s\n", count(v.Compared, "object"), count(len(v.Differences)+v.More, "difference"))
+	next := ""
+	if !v.Clean() {
+		next = ": `weft verify --repair` makes right what this node can"
+	}
+	_, err := fmt.Fprintf(env.stdout, "%s compared, %s%s\n", count(v.Compared, "object"), count(len(v.Differences)+v.More, "difference"), next)
 	return err
 }
 

@@ -19,7 +19,7 @@ import (
 // view is what the agent shows of itself: its tables and tasks in the terms of the API.
 func (a *agent) view() api.Agent {
 	return api.Agent{
-		Version: versionInfo, Status: a.status, IPs: a.listIPs, IP: a.findIP, Nodes: a.listNodes,
+		Version: versionInfo, Status: a.fullStatus, IPs: a.listIPs, IP: a.findIP, Nodes: a.listNodes,
 		Identities: a.listIdentities, Identity: a.findIdentity, Describe: a.describe, Flows: a.flows,
 		Services: func() iter.Seq[api.Service] { return a.listServices }, Service: a.findService, Explain: a.explain, Conflicts: a.listConflicts, Metrics: a.metrics(),
 		Verify: a.verify, Endpoints: addedEndpoints{a.added},
