@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,8 +30,11 @@ import (
 // agentEnv, if it is in the environment, names the BPF file system of the agent that this process is to be.
 const agentEnv = "WEFT_TEST_AGENT_BPFFS"
 
-// cgroupEnv names its cgroup.
-const cgroupEnv = "WEFT_TEST_AGENT_CGROUP"
+// cgroupEnv names its cgroup, and without it there are no services; podsEnv says that it has pods.
+const (
+	cgroupEnv = "WEFT_TEST_AGENT_CGROUP"
+	podsEnv   = "WEFT_TEST_AGENT_PODS"
+)
 
 // Any user with two capabilities can run the agent, on links and on filters, and clean up behind it. Before Linux 5.11 it
 // takes four.
@@ -44,7 +48,8 @@ func TestCapabilitiesSuffice(t *testing.T) {
 	for mode, withoutTCX := range podModes() {
 		t.Run(mode, func(t *testing.T) {
 			h := newTestHost(t)
-			n := h.startNobody(t, "^TestCapabilitiesSuffice$", withoutTCX)
+			n := h.startNobody(t, withoutTCX, cgroupEnv+"="+testutil.NewCgroup(t).Path())
+			n.await(1)
 			h.wantLinks("eth0")
 			before, p := h.seen(t), h.startProbe()
 			p.wait(50)
@@ -79,7 +84,8 @@ func TestRootCleansUpBehindAnyUser(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := h.snapshot()
-			n := h.startNobody(t, "^TestCapabilitiesSuffice$", withoutTCX)
+			n := h.startNobody(t, withoutTCX, cgroupEnv+"="+testutil.NewCgroup(t).Path())
+			n.await(1)
 			if _, err := h.cleanup(false); !errors.Is(err, ErrInUse) {
 				t.Errorf("while an agent runs: %v, want ErrInUse", err)
 			}
@@ -128,14 +134,14 @@ func TestRootCleansUpBehindAnyUser(t *testing.T) {
 
 // nobody is an agent in a process of uid 65534, which ends with its standard input.
 type nobody struct {
+	h   *testHost
 	cmd *exec.Cmd
 	in  io.Closer
 	out strings.Builder // read after the end
 }
 
-// startNobody runs a test of this binary as an agent of uid 65534 on the host, which the test is told by agentEnv, and waits
-// until the kernel has what it brings.
-func (h *testHost) startNobody(t *testing.T, test string, withoutTCX bool) *nobody {
+// startNobody runs this binary as an agent of uid 65534 on the host, that of runUntilEOF.
+func (h *testHost) startNobody(t *testing.T, withoutTCX bool, env ...string) *nobody {
 	t.Helper()
 	h.filterMode = withoutTCX
 	if err := errors.Join(os.Chmod(filepath.Dir(h.cfg.BPFFS), 0o755), os.Chown(h.cfg.BPFFS, 65534, 65534)); err != nil {
@@ -146,9 +152,9 @@ func (h *testHost) startNobody(t *testing.T, test string, withoutTCX bool) *nobo
 		// Without the first, the verifier forbids what the programs do with pointers; the second is for the memory of maps.
 		capabilities = append(capabilities, unix.CAP_PERFMON, unix.CAP_SYS_RESOURCE)
 	}
-	n := &nobody{cmd: exec.Command(copyOfThis(t), "-test.run="+test, "-test.v")}
+	n := &nobody{h: h, cmd: exec.Command(copyOfThis(t), "-test.run=^TestCapabilitiesSuffice$", "-test.v")}
 	n.cmd.Dir = "/"
-	n.cmd.Env = append(os.Environ(), agentEnv+"="+h.cfg.BPFFS, cgroupEnv+"="+testutil.NewCgroup(t).Path())
+	n.cmd.Env = append(append(os.Environ(), agentEnv+"="+h.cfg.BPFFS), env...)
 	if withoutTCX {
 		n.cmd.Env = append(n.cmd.Env, withoutTCXEnv+"=yes")
 	}
@@ -176,18 +182,27 @@ func (h *testHost) startNobody(t *testing.T, test string, withoutTCX bool) *nobo
 			t.Logf("the agent of nobody said:\n%s", n.out.String())
 		}
 	})
-	testutil.Eventually(t, patience, func() error {
-		for _, pin := range []string{"ipcache", "services/weft_connect4-link"} {
-			if _, err := os.Stat(h.cfg.BPFFS + "/weft/" + pin); err != nil {
+	return n
+}
+
+// await waits until the kernel has what the agent brings: so many entries, a route, and, with a cgroup, its programs.
+func (n *nobody) await(entries int) {
+	n.h.t.Helper()
+	pins := []string{"ipcache"}
+	if slices.ContainsFunc(n.cmd.Env, func(v string) bool { return strings.HasPrefix(v, cgroupEnv+"=") }) {
+		pins = append(pins, "services/weft_connect4-link")
+	}
+	testutil.Eventually(n.h.t, patience, func() error {
+		for _, pin := range pins {
+			if _, err := os.Stat(n.h.cfg.BPFFS + "/weft/" + pin); err != nil {
 				return err
 			}
 		}
-		if len(h.entries()) != 1 || len(h.routes("119")) != 1 {
-			return fmt.Errorf("entries %v, routes %v", h.entries(), h.routes("119"))
+		if len(n.h.entries()) != entries || len(n.h.routes("119")) != 1 {
+			return fmt.Errorf("entries %v, routes %v", n.h.entries(), n.h.routes("119"))
 		}
 		return nil
 	})
-	return n
 }
 
 // runUntilEOF runs a datapath in the namespace of the process until its standard input ends, then cleans up.
@@ -196,15 +211,29 @@ func runUntilEOF(t *testing.T, bpffs string) error {
 		BPFFS: bpffs, Devices: []string{"eth0"}, RoutingMode: RoutingNative, MaxEntries: 1000, DualStack: true,
 		ClusterName: "east", NodeName: "east-1", NodeIPs: []netip.Addr{netip.MustParseAddr("172.18.1.1")},
 		Layout: testLayout(t), IPs: ipcache.New(), Nodes: node.NewTable(), Log: slog.New(slog.DiscardHandler),
-		Listed:   func(identity.ClusterID) bool { return true },
-		Services: service.NewTable(), ServicesListed: func() bool { return true }, ServiceCgroup: os.Getenv(cgroupEnv),
+		Listed:     func(identity.ClusterID) bool { return true },
 		withoutTCX: os.Getenv(withoutTCXEnv) != "",
+	}
+	if cgroup := os.Getenv(cgroupEnv); cgroup != "" {
+		cfg.Services, cfg.ServicesListed, cfg.ServiceCgroup = service.NewTable(), func() bool { return true }, cgroup
+	}
+	pods := &fakePods{}
+	if os.Getenv(podsEnv) != "" {
+		pods.set(false)
+		cfg.Pods = pods
+		cfg.IPs.Apply([]ipcache.Op{upsert(podA+"/32", idA), upsert(podB+"/32", idB)})
 	}
 	cfg.IPs.Apply([]ipcache.Op{upsert("172.18.2.1/32", 131329)})
 	cfg.Nodes.Upsert(testNode("west", 2, "west-1", []string{"172.18.2.1"}, "10.2.1.0/24"))
 	d, err := New(cfg)
 	if err != nil {
 		return err
+	}
+	if cfg.Pods != nil {
+		go func() {
+			<-d.Ready()
+			pods.set(true, podA, podB)
+		}()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {

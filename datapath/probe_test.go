@@ -11,6 +11,7 @@ import (
 
 	"github.com/weftmesh/weft/bpf"
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/internal/testutil"
 )
 
 // probe is a stream of a thousand packets a second from the peer to the host.
@@ -24,7 +25,10 @@ type probe struct {
 func (h *testHost) startProbe() *probe { return h.probeBetween("172.18.2.1", "172.18.1.1") }
 
 // probeBetween is startProbe with an address of the peer and one of the host.
-func (h *testHost) probeBetween(from, to string) *probe {
+func (h *testHost) probeBetween(from, to string) *probe { return h.probeFrom(h.peer, from, h.ns, to) }
+
+// probeFrom is startProbe from one network namespace to another.
+func (h *testHost) probeFrom(source *testutil.NetNS, from string, destination *testutil.NetNS, to string) *probe {
 	h.t.Helper()
 	if !h.cfg.DualStack {
 		h.t.Fatal("the families are to be told apart")
@@ -35,12 +39,12 @@ func (h *testHost) probeBetween(from, to string) *probe {
 		out net.Conn
 		err error
 	)
-	h.ns.Do(h.t, func() { in, err = net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(to), Port: 7777}) })
+	destination.Do(h.t, func() { in, err = net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(to), Port: 7777}) })
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	dialer := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}
-	h.peer.Do(h.t, func() { out, err = dialer.Dial("udp", net.JoinHostPort(to, "7777")) })
+	source.Do(h.t, func() { out, err = dialer.Dial("udp", net.JoinHostPort(to, "7777")) })
 	if err != nil {
 		h.t.Fatal(err)
 	}

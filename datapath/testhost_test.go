@@ -52,6 +52,12 @@ func newTestHost(t *testing.T) *testHost {
 	h.ip("link add eth0 type veth peer name eth0 netns " + h.peer.Path())
 	h.setUp(h.ns, "172.18.1.1/16", "fd00:18:1::1/32")
 	h.setUp(h.peer, "172.18.2.1/16", "fd00:18:2::1/32")
+	testutil.Eventually(t, patience, func() error { // the kernel adds it when the wire is up
+		if routes := h.ip("-6 route show table local"); !strings.Contains(routes, "fd00:18:1::1") {
+			return fmt.Errorf("the host has not got its address yet:\n%s", routes)
+		}
+		return nil
+	})
 	h.filterMode = !hasTCX() || os.Getenv(withoutTCXEnv) != ""
 	h.cfg = Config{
 		withoutTCX: h.filterMode,
