@@ -24,18 +24,23 @@ import (
 // wireHeader is the linear part that splitCounter asks for: Ethernet and an IPv4 header.
 const wireHeader = 14 + 20
 
-// pair is a veth pair in a namespace of its own: what is sent on out passes weft_to_netdev there, then weft_from_netdev
-// where it comes in. Behind each program stands a counter of packets whose headers are not in the linear part.
+// pair is a veth pair in a namespace of its own: what is sent on out passes weft_to_netdev there, or weft_to_pod, then
+// weft_from_netdev, or weft_from_pod, where it comes in. Behind each program stands a counter of packets whose headers are not in the linear part.
 type pair struct {
 	*kernel
-	out, in *net.Interface
-	socket  int
-	split   *ebpf.Map
+	programs [2]Program // by direction
+	mode     Mode       // that they count under
+	out, in  *net.Interface
+	socket   int
+	split    *ebpf.Map
 }
 
-func newPair(t *testing.T) *pair {
+// pairModes are the programs that do with packets the same, but for the mode that they count under.
+var pairModes = map[Mode][2]Program{Native: Programs, Pod: PodPrograms}
+
+func newPair(t *testing.T, mode Mode) *pair {
 	t.Helper()
-	p := &pair{kernel: loadKernel(t)}
+	p := &pair{kernel: loadKernel(t), programs: pairModes[mode], mode: mode}
 	ns := testutil.NewNetNS(t)
 	ns.Do(t, func() {
 		// A kernel that spoke IPv6 would send packets of its own.
@@ -92,8 +97,8 @@ func (p *pair) attach(t *testing.T) {
 	t.Cleanup(func() { _ = counter.Close() })
 	devices := map[Direction]*net.Interface{Ingress: p.in, Egress: p.out}
 	for d, device := range devices {
-		for _, program := range []*ebpf.Program{p.program(d), counter} {
-			l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: program, Attach: Programs[d].Attach})
+		for _, program := range []*ebpf.Program{p.Programs[p.programs[d].Name], counter} {
+			l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: program, Attach: p.programs[d].Attach})
 			if err != nil {
 				t.Fatalf("attach %v to %s: %v", program, device.Name, err)
 			}
@@ -142,10 +147,23 @@ func (p *pair) open(t *testing.T) {
 // frames of more than a page.
 func (p *pair) send(t *testing.T, frame []byte) {
 	t.Helper()
-	header := make([]byte, 10)
-	binary.NativeEndian.PutUint16(header[2:], 14)
+	p.sendAs(t, virtioNetHeader{linear: 14}, frame)
+}
+
+// virtioNetHeader is a struct virtio_net_hdr.
+type virtioNetHeader struct {
+	flags, gsoType                         uint8
+	linear, gsoSize, sumStart, sumPosition uint16
+}
+
+func (p *pair) sendAs(t *testing.T, header virtioNetHeader, frame []byte) {
+	t.Helper()
+	b := []byte{header.flags, header.gsoType}
+	for _, n := range []uint16{header.linear, header.gsoSize, header.sumStart, header.sumPosition} {
+		b = binary.NativeEndian.AppendUint16(b, n)
+	}
 	to := &syscall.SockaddrLinklayer{Ifindex: p.out.Index}
-	if err := syscall.Sendto(p.socket, append(header, frame...), 0, to); err != nil {
+	if err := syscall.Sendto(p.socket, append(b, frame...), 0, to); err != nil {
 		t.Fatalf("send %d bytes: %v", len(frame), err)
 	}
 }
@@ -155,6 +173,7 @@ func (p *pair) expect(t *testing.T, frame, received []byte) {
 	t.Helper()
 	left, came := p.model.event(Egress, frame, false), p.model.event(Ingress, received, false)
 	left.IfIndex, came.IfIndex = uint32(p.out.Index), uint32(p.in.Index)
+	left.Mode, came.Mode = p.mode, p.mode
 	got := []Event{p.next(t), p.next(t)}
 	if diff := cmp.Diff([]Event{left, came}, got, cmpopts.IgnoreFields(Event{}, "KtimeNS")); diff != "" {
 		t.Errorf("events of frame %x… (-model +kernel):\n%s", frame[:min(len(frame), 80)], diff)
@@ -175,7 +194,6 @@ func (p *pair) splitPackets(t *testing.T) uint64 {
 //
 // lesson: K8
 func TestLiveSplit(t *testing.T) {
-	p := newPair(t)
 	data := bytes.Repeat([]byte{0x5a}, 5000)
 	chain := extension(headerRouting, 3, auth(ProtocolUDP, 4, append(udp(), data...)))
 	frames := map[string][]byte{
@@ -187,12 +205,46 @@ func TestLiveSplit(t *testing.T) {
 		"malformed":  ethernet(ethTypeIPv4, v4{src: east4, dst: west4, protocol: ProtocolTCP, ihl: 3}.with(data)),
 		"arp":        ethernet(0x0806, data),
 	}
-	for name, frame := range frames {
-		before := p.splitPackets(t)
-		p.send(t, frame)
-		p.expect(t, frame, frame)
-		if got := p.splitPackets(t) - before; got != 2 {
-			t.Errorf("%s: %d of the 2 hooks passed on a packet that is split", name, got)
+	for mode := range pairModes {
+		p := newPair(t, mode)
+		for name, frame := range frames {
+			before := p.splitPackets(t)
+			p.send(t, frame)
+			p.expect(t, frame, frame)
+			if got := p.splitPackets(t) - before; got != 2 {
+				t.Errorf("%v, %s: %d of the 2 hooks passed on a packet that is split", mode, name, got)
+			}
+		}
+	}
+}
+
+// TestLiveGSO sends packets that the kernel is to cut into segments later, larger than any device could carry: each is one
+// packet to the programs, and passed on whole.
+//
+// lesson: K8
+func TestLiveGSO(t *testing.T) {
+	const needsSum, segment = 1, 1400
+	data := bytes.Repeat([]byte{0x5a}, 40000)
+	for mode := range pairModes {
+		p := newPair(t, mode)
+		for name, tc := range map[string]struct {
+			gsoType uint8
+			network int // bytes of headers before the transport's
+			frame   []byte
+		}{
+			"ipv4": {1, 14 + 20, ethernet(ethTypeIPv4, ipv4(ProtocolTCP, append(tcp(), data...)))},
+			"ipv6": {4, 14 + 40, ethernet(ethTypeIPv6, ipv6(ProtocolTCP, append(tcp(), data...)))},
+		} {
+			before := p.splitPackets(t)
+			const tcpHeader, sumInTCP = 20, 16
+			p.sendAs(t, virtioNetHeader{
+				flags: needsSum, gsoType: tc.gsoType, linear: uint16(tc.network + tcpHeader), gsoSize: segment,
+				sumStart: uint16(tc.network), sumPosition: sumInTCP,
+			}, tc.frame)
+			p.expect(t, tc.frame, tc.frame)
+			if got := p.splitPackets(t) - before; got != 0 {
+				t.Errorf("%v, %s: %d packets have their headers elsewhere, want none", mode, name, got)
+			}
 		}
 	}
 }
@@ -200,7 +252,7 @@ func TestLiveSplit(t *testing.T) {
 // TestLiveVLAN sends tagged frames: where they come in, the kernel has moved the outermost tag into the metadata, so
 // that two more may be in the packet.
 func TestLiveVLAN(t *testing.T) {
-	p := newPair(t)
+	p := newPair(t, Native)
 	ip := ipv4(ProtocolUDP, udp())
 	for tags := 1; tags <= 4; tags++ {
 		inner, typ := ip, uint16(ethTypeIPv4)
@@ -222,7 +274,7 @@ func TestLiveVLAN(t *testing.T) {
 //
 // lesson: K8
 func TestLiveTruncated(t *testing.T) {
-	p := newPair(t)
+	p := newPair(t, Native)
 	for _, frame := range [][]byte{
 		ethernet(ethTypeIPv4, v4{src: east4, dst: west4, protocol: ProtocolTCP, options: make([]byte, 40), ihl: -1}.with(tcp())),
 		ethernet(ethTypeIPv6, ipv6(headerHopByHop, extension(headerAuth, 0, auth(ProtocolTCP, 4, tcp())))),

@@ -274,14 +274,18 @@ func fitted(frame []byte) []byte {
 	return frame
 }
 
-// TestSuperPacket covers packets whose IP length is 0 because they are longer than it can say (BIG TCP), which only a
-// GSO packet may be.
-func TestSuperPacket(t *testing.T) {
-	k := loadKernel(t)
-	for name, frame := range map[string][]byte{
+// superPackets are those whose IP length is 0 because they are longer than it can say (BIG TCP), which only a GSO packet
+// may be.
+func superPackets() map[string][]byte {
+	return map[string][]byte{
 		"ipv4": ethernet(ethTypeIPv4, v4{src: east4, dst: west4, protocol: ProtocolTCP, ihl: -1, totalBias: -40}.with(tcp())),
 		"ipv6": ethernet(ethTypeIPv6, v6{src: east6, dst: west6, next: ProtocolTCP, noLength: true}.with(tcp())),
-	} {
+	}
+}
+
+func TestSuperPacket(t *testing.T) {
+	k := loadKernel(t)
+	for name, frame := range superPackets() {
 		k.run(t, Ingress, frame, gsoContext(t, 1400))
 		got, want := k.next(t), k.model.event(Ingress, frame, true)
 		if line(got) != line(want) || got.SrcPort != 40000 {

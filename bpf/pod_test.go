@@ -15,12 +15,12 @@ import (
 // podDevice is the loopback device, which PROG_RUN gives its packets where it is not told another.
 const podDevice = 1
 
-// checkPod wants of both programs of pods' devices what the model says.
-func (k *kernel) checkPod(t *testing.T, frame []byte, own map[netip.Addr]bool) {
+// checkPod wants of both programs of pods' devices what the model says. With a context, the frame is a GSO packet.
+func (k *kernel) checkPod(t *testing.T, frame []byte, own map[netip.Addr]bool, context any) {
 	t.Helper()
 	const shot = 2
 	for d, p := range PodPrograms {
-		want := k.model.event(Direction(d), frame, false)
+		want := k.model.event(Direction(d), frame, context != nil)
 		want.Mode, want.IfIndex = Pod, podDevice
 		ret := uint32(math.MaxUint32)
 		src := want.Source()
@@ -32,7 +32,7 @@ func (k *kernel) checkPod(t *testing.T, frame []byte, own map[netip.Addr]bool) {
 			}
 		}
 		out := make([]byte, len(frame))
-		got, err := k.Programs[p.Name].Run(&ebpf.RunOptions{Data: frame, DataOut: out})
+		got, err := k.Programs[p.Name].Run(&ebpf.RunOptions{Data: frame, DataOut: out, Context: context})
 		if err != nil {
 			t.Fatalf("%s on %x: %v", p.Name, frame, err)
 		}
@@ -63,17 +63,20 @@ func TestPodFrames(t *testing.T) {
 				for _, c := range cases {
 					for n := range len(c.frame) + 1 {
 						if runnable(c.frame[:n]) {
-							k.checkPod(t, c.frame[:n], own)
+							k.checkPod(t, c.frame[:n], own, nil)
 						}
 					}
 				}
 			}
 			for _, source := range []string{"0.0.0.0", "10.1.1.10", "10.1.1.11", "10.2.1.10", "169.254.1.1"} {
-				k.checkPod(t, plain(source), own)
+				k.checkPod(t, plain(source), own, nil)
 			}
 			for _, source := range []string{"::", "fe80::1", "febf::1", "fec0::1", "fd00:10:1:1::10", "fd00:10:1:1::11", "::ffff:10.1.1.10"} {
 				head := v6{src: netip.MustParseAddr(source), dst: west6, next: ProtocolUDP}
-				k.checkPod(t, ethernet(ethTypeIPv6, head.with(udp())), own)
+				k.checkPod(t, ethernet(ethTypeIPv6, head.with(udp())), own, nil)
+			}
+			for _, frame := range superPackets() {
+				k.checkPod(t, frame, own, gsoContext(t, 1400))
 			}
 		})
 	}
