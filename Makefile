@@ -104,7 +104,7 @@ docs: ## write the command reference and the manual pages from the commands
 generate: ## compile the BPF C (needs clang-19) and write its Go mirrors
 	go generate ./bpf
 
-bench: deps ## measure, as ratios against baselines of the same run, into docs/performance.md (BENCH=regexp, COUNT=n)
+bench: deps kube-apiserver ## measure, as ratios against baselines of the same run, into docs/performance.md (BENCH=regexp, COUNT=n)
 	WEFT_BENCH_TABLE=$(CURDIR)/docs/performance.md go test -run '^$$' -bench '$(or $(BENCH),.)' -benchtime 1x -count $(or $(COUNT),3) -timeout 30m ./test/bench
 
 fuzz: ## fuzz every target for FUZZTIME (30s)

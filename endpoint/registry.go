@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unique"
 
 	"golang.org/x/sync/errgroup"
 
@@ -83,6 +84,7 @@ type Registry struct {
 
 	// Only keep touches these.
 	precedence precedence
+	labelled   map[string]labelled        // workloads of the last round, by name
 	wanted     map[string]identity.Labels // to be allocated, by canonical form
 	inForce    desired
 
@@ -240,35 +242,61 @@ func (r *Registry) identify(workloads []Workload, complete bool) (accepted []res
 	static := make(map[identity.ID]*resolved)
 	accepted = make([]resolved, 0, len(workloads)) // static points into it
 	r.wanted = make(map[string]identity.Labels)
+	before := r.labelled
+	r.labelled = make(map[string]labelled, len(workloads))
 	for i := range workloads {
 		w := &workloads[i]
-		labels, err := r.cfg.Filter.Labels(identity.Workload{
-			Cluster: r.cfg.ClusterName, Namespace: w.Namespace, ServiceAccount: w.ServiceAccount,
-			Labels: w.Labels, NamespaceLabels: w.NamespaceLabels,
-		})
+		x := r.label(w, before)
 		first := static[w.Identity]
 		switch {
-		case err != nil:
-			refused = append(refused, w.problem("%s", err))
+		case x.err != nil:
+			refused = append(refused, w.problem("%s", x.err))
 			continue
 		case slices.Contains(w.IPs, r.cfg.HostIP):
 			refused = append(refused, w.problem("ip %s is the address of this node", r.cfg.HostIP))
 			continue
-		case first != nil && !slices.Equal(first.labels, labels):
+		case first != nil && first.text != x.text:
 			refused = append(refused, w.problem("identity %s stands already for the labels %s of %s, from %s",
 				w.Identity, first.labels, first.key(), first.place()))
 			continue
 		}
-		accepted = append(accepted, resolved{Workload: *w, labels: labels, text: labels.String(), id: w.Identity})
+		accepted = append(accepted, resolved{Workload: *w, labels: x.labels, text: x.text, id: w.Identity})
 		switch x := &accepted[len(accepted)-1]; {
 		case w.Identity == identity.Invalid:
-			r.wanted[x.text] = labels
+			r.wanted[x.text] = x.labels
 		case first == nil:
 			static[w.Identity] = x
 		}
 	}
 	r.allocated(accepted, complete)
 	return accepted, refused
+}
+
+// labelled is what a workload has said of itself, with the labels that make its identity.
+type labelled struct {
+	said   identity.Workload
+	labels identity.Labels
+	text   string // canonical form of the labels
+	err    error  // why it has none
+}
+
+// label finds the labels that make a workload's identity. Most workloads are as they were in the round before, and the patterns
+// need not be asked again.
+func (r *Registry) label(w *Workload, before map[string]labelled) labelled {
+	said := identity.Workload{
+		Cluster: r.cfg.ClusterName, Namespace: w.Namespace, ServiceAccount: w.ServiceAccount,
+		Labels: w.Labels, NamespaceLabels: w.NamespaceLabels,
+	}
+	key := w.key()
+	x, ok := before[key]
+	if !ok || !x.said.Equal(said) {
+		x = labelled{said: said}
+		if x.labels, x.err = r.cfg.Filter.Labels(said); x.err == nil {
+			x.text = unique.Make(x.labels.String()).Value() // many workloads have the same
+		}
+	}
+	r.labelled[key] = x
+	return x
 }
 
 // errNoAllocator indicates a workload whose identity nobody can find.

@@ -4,6 +4,7 @@ package identity
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"strings"
 )
@@ -94,6 +95,12 @@ func (f Filter) Takes(l Label) bool {
 type Workload struct {
 	Cluster, Namespace, ServiceAccount string
 	Labels, NamespaceLabels            map[string]string // as Kubernetes writes them, without a source
+}
+
+// Equal reports whether w and o say the same.
+func (w Workload) Equal(o Workload) bool {
+	return w.Cluster == o.Cluster && w.Namespace == o.Namespace && w.ServiceAccount == o.ServiceAccount &&
+		maps.Equal(w.Labels, o.Labels) && maps.Equal(w.NamespaceLabels, o.NamespaceLabels)
 }
 
 // Labels returns the labels that make a workload's identity. Those that tell where it runs are always among them, and

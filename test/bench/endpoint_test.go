@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -19,6 +20,7 @@ import (
 	"github.com/weftmesh/weft/datapath"
 	"github.com/weftmesh/weft/endpoint"
 	"github.com/weftmesh/weft/identity"
+	"github.com/weftmesh/weft/internal/testutil"
 	"github.com/weftmesh/weft/ipcache"
 	"github.com/weftmesh/weft/kvstore"
 )
@@ -33,8 +35,9 @@ type local struct {
 	stop      func()
 }
 
-// startLocal runs it, without bounds on its requests; the allocator alone, if it is not to hear of workloads.
-func startLocal(b *testing.B, etcd *server, alone bool) *local {
+// startLocal runs it, without bounds on its requests; the allocator alone, if it is not to hear of workloads. Sources are those
+// besides the one that the API writes to.
+func startLocal(b *testing.B, etcd *server, alone bool, sources ...endpoint.Source) *local {
 	b.Helper()
 	layout, err := identity.NewLayout(255)
 	if err != nil {
@@ -59,13 +62,16 @@ func startLocal(b *testing.B, etcd *server, alone bool) *local {
 	filter, err := identity.NewFilter()
 	must(err)
 	l.registry, err = endpoint.New(endpoint.Config{
-		Sources: []endpoint.Source{l.added}, ClusterName: "west", ClusterID: 2, NodeName: "west-n1", HostIP: host, Filter: filter,
+		Sources: append(sources, l.added), ClusterName: "west", ClusterID: 2, NodeName: "west-n1", HostIP: host, Filter: filter,
 		IPs: ipcache.New(), Identities: identity.NewTable(), Allocator: l.allocator, Publisher: l.writer, Leftovers: l.client, Log: log,
 	})
 	must(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks sync.WaitGroup
 	runs := []func(context.Context) error{l.writer.Run, l.allocator.Run, l.added.Run, l.registry.Run}
+	for _, source := range sources {
+		runs = append(runs, source.Run)
+	}
 	if alone {
 		runs = runs[:2]
 	}
@@ -220,9 +226,11 @@ func describeWest(b *testing.B, etcd *server) {
 	}
 }
 
-// BenchmarkEndpoint measures how long it takes from the moment at which somebody adds a workload to the agent of one cluster
-// until the kernel of a node of another cluster knows it, for labels that the node has already and for new ones: what was
-// added is on disk, the identity is allocated, both are in etcd, the other agent has read them.
+// BenchmarkEndpoint measures how long it takes until the kernel of a node of another cluster knows a workload, for labels that
+// the node has already and for new ones: of a pod from the moment at which the API server has stored its address, and of one
+// that somebody adds through the API from before it is written to disk. The identity is allocated, it and the address are put into
+// etcd, the other agent has read them. A plain client's put that a plain client's watch sees is measured among them: known labels
+// take one of those, new ones three in a row.
 func BenchmarkEndpoint(b *testing.B) {
 	const samples = 200
 	etcd := startServer(b)
@@ -235,44 +243,177 @@ func BenchmarkEndpoint(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer kernel.Close()
-	l := startLocal(b, etcd, false)
+	pods := newPodBench(b)
+	l := startLocal(b, etcd, false, pods.source)
 	n := 0
-	add := func(app string) time.Duration {
-		n++
-		addr := netip.AddrFrom4([4]byte{10, 2, byte(1 + n>>8), byte(n)})
-		begun := time.Now()
-		if _, err := l.added.Put(fmt.Appendf(nil, `{"name":"pod-%d","namespace":"shop","ip":%q,"labels":{"app":%q}}`, n, addr, app)); err != nil {
-			b.Fatal(err)
-		}
-		for {
+	// await waits until the kernel knows an address, or knows it no more, and returns when that was.
+	await := func(addr netip.Addr, there bool) time.Time {
+		for end := time.Now().Add(patience); ; time.Sleep(20 * time.Microsecond) {
 			_, ok, err := kernel.Lookup(addr)
-			switch took := time.Since(begun); {
-			case err == nil && ok:
-				return took
-			case took > patience:
-				b.Fatalf("%s is not known: %v", addr, err)
+			switch now := time.Now(); {
+			case err == nil && ok == there:
+				return now
+			case now.After(end):
+				b.Fatalf("%s is known: %t, want %t: %v", addr, ok, there, err)
 			}
-			time.Sleep(20 * time.Microsecond)
 		}
 	}
-	add("known")
-	for b.Loop() {
-		for _, kind := range []string{"known", "new"} {
-			var took []time.Duration
-			for i := range samples {
-				app := kind
-				if kind == "new" {
-					app = fmt.Sprintf("new-%d-%d", n, i)
-				}
-				took = append(took, add(app))
-			}
-			slices.Sort(took)
-			what := "workload added → another cluster's kernel, " + kind + " labels: "
-			measured(b, kind+"-p50-ms", took[len(took)/2].Seconds()*1e3, goal{what: what + "p50", unit: "ms", atMost: 20})
-			measured(b, kind+"-p99-ms", took[len(took)*99/100].Seconds()*1e3, goal{what: what + "p99", unit: "ms", atMost: 100})
+	add := func(from bencher, app string) (name string, addr netip.Addr, took time.Duration) {
+		n++
+		name, addr = fmt.Sprintf("pod-%d", n), netip.AddrFrom4([4]byte{10, 2, byte(1 + n>>8), byte(n)})
+		begun := from.add(name, app, addr)
+		return name, addr, await(addr, true).Sub(begun)
+	}
+	api := addedBench{b, l.added}
+	for range 100 { // as many as a node has
+		add(api, "known")
+	}
+	seen := bareWatch(b, etcd)
+	for run := 0; b.Loop(); run++ {
+		took := make(map[string][]time.Duration)
+		sample := func(kind string, from bencher, app string) {
+			name, addr, appeared := add(from, app)
+			took[kind] = append(took[kind], appeared)
+			begun := from.remove(name)
+			took["gone"] = append(took["gone"], await(addr, false).Sub(begun))
+		}
+		for i := range samples { // in turns, so that what the machine does meanwhile is the same for all
+			unique := fmt.Sprintf("new-%d-%d", run, i)
+			took["bare"] = append(took["bare"], seen(i))
+			sample("pod-known", pods, "known")
+			sample("pod-new", pods, "pod-"+unique)
+			sample("api-known", api, "known")
+			sample("api-new", api, "api-"+unique)
+		}
+		for _, kind := range []struct {
+			name, what string
+			p50, p99   float64
+		}{
+			{"bare", "bare put → watch", 0, 0},
+			{"pod-known", "pod → another cluster's kernel, known labels", 20, 100},
+			{"pod-new", "pod → another cluster's kernel, new labels", 20, 100},
+			{"api-known", "added by API, on disk → another cluster's kernel, known labels", 0, 0},
+			{"api-new", "added by API, on disk → another cluster's kernel, new labels", 0, 0},
+			{"gone", "removed → gone from another cluster's kernel", 0, 1000},
+		} {
+			all := took[kind.name]
+			slices.Sort(all)
+			measured(b, kind.name+"-p50-ms", all[len(all)/2].Seconds()*1e3, goal{what: kind.what + ": p50", unit: "ms", atMost: kind.p50})
+			measured(b, kind.name+"-p99-ms", all[len(all)*99/100].Seconds()*1e3, goal{what: kind.what + ": p99", unit: "ms", atMost: kind.p99})
 		}
 	}
 	b.ReportMetric(0, "ns/op")
+}
+
+// bencher is where workloads come from. Its methods return when that was told of which the effect is waited for.
+type bencher interface {
+	add(name, app string, addr netip.Addr) time.Time
+	remove(name string) time.Time
+}
+
+// addedBench adds workloads as somebody does through the API.
+type addedBench struct {
+	b     *testing.B
+	added *endpoint.Manual
+}
+
+func (a addedBench) add(name, app string, addr netip.Addr) time.Time {
+	begun := time.Now()
+	if _, err := a.added.Put(fmt.Appendf(nil, `{"name":%q,"namespace":"shop","ip":%q,"labels":{"app":%q}}`, name, addr, app)); err != nil {
+		a.b.Fatal(err)
+	}
+	return begun
+}
+
+func (a addedBench) remove(name string) time.Time {
+	begun := time.Now()
+	if err := a.added.Remove("shop", name); err != nil {
+		a.b.Fatal(err)
+	}
+	return begun
+}
+
+// podBench is an API server with pods of one node, and the source that follows them.
+type podBench struct {
+	b      *testing.B
+	server *testutil.KubeAPIServer
+	source *endpoint.Kubernetes
+	stored chan podStored
+}
+
+// podStored is that the server has written something about a pod.
+type podStored struct {
+	at   time.Time
+	gone bool
+}
+
+func newPodBench(b *testing.B) *podBench {
+	b.Helper()
+	etcd := testutil.StartEtcd(b)
+	p := &podBench{b: b, server: testutil.StartKubeAPIServer(b, etcd), stored: make(chan podStored, 100)}
+	p.server.Create(b, "/api/v1/namespaces", `{"metadata": {"name": "shop"}}`)
+	kubeconfig := filepath.Join(b.TempDir(), "kubeconfig")
+	p.server.WriteKubeconfig(b, kubeconfig, "", "")
+	var err error
+	p.source, err = endpoint.NewKubernetes(endpoint.KubernetesConfig{Kubeconfig: kubeconfig, NodeName: "west-n1", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	events := etcd.Client().Watch(b.Context(), "/registry/pods/", clientv3.WithPrefix(), clientv3.WithCreatedNotify())
+	<-events
+	go func() {
+		for resp := range events {
+			now := time.Now()
+			for _, e := range resp.Events {
+				p.stored <- podStored{now, e.Type == clientv3.EventTypeDelete}
+			}
+		}
+	}()
+	return p
+}
+
+// add makes a pod and gives it an address, as a kubelet does, and returns when the server had stored that.
+func (p *podBench) add(name, app string, addr netip.Addr) time.Time {
+	const pods = "/api/v1/namespaces/shop/pods"
+	p.server.Create(p.b, pods, fmt.Sprintf(`{"metadata": {"name": %q, "labels": {"app": %q}}, "spec": {"nodeName": "west-n1", "containers": [{"name": "c", "image": "i"}]}}`, name, app))
+	p.await(false)
+	p.server.Patch(p.b, pods+"/"+name+"/status", fmt.Sprintf(`{"status": {"phase": "Running", "podIP": %q, "podIPs": [{"ip": %q}]}}`, addr, addr))
+	return p.await(false)
+}
+
+func (p *podBench) remove(name string) time.Time {
+	p.server.Delete(p.b, "/api/v1/namespaces/shop/pods/"+name)
+	return p.await(true)
+}
+
+// await waits until the server has written that a pod is there, or is gone, and returns when that was.
+func (p *podBench) await(gone bool) time.Time {
+	for {
+		if s := <-p.stored; s.gone == gone {
+			return s.at
+		}
+	}
+}
+
+// bareWatch returns what measures how long it takes until a plain client's watch tells of a plain client's put.
+func bareWatch(b *testing.B, etcd *server) func(i int) time.Duration {
+	b.Helper()
+	writer, reader := dial(b, etcd.endpoint), dial(b, etcd.endpoint)
+	events := reader.Watch(b.Context(), "bare/watched", clientv3.WithCreatedNotify())
+	<-events
+	return func(i int) time.Duration {
+		begun := time.Now()
+		if _, err := writer.Put(b.Context(), "bare/watched", strconv.Itoa(i)); err != nil {
+			b.Fatal(err)
+		}
+		select {
+		case <-events:
+			return time.Since(begun)
+		case <-time.After(patience):
+			b.Fatal("the watch tells nothing of a put")
+			return 0
+		}
+	}
 }
 
 // BenchmarkEndpointHeap measures the heap of a workload of this node: what declares it, its claim, its keys, its status.
