@@ -53,12 +53,15 @@ type keeper struct {
 }
 
 // drifted counts what somebody else changed.
-func (k *keeper) drifted(kind string, n int) {
+func (k *keeper) drifted(kind string, n int) { k.datapath.drifted(kind, n) }
+
+// drifted counts what somebody else changed.
+func (d *Datapath) drifted(kind string, n int) {
 	if n == 0 {
 		return
 	}
-	k.datapath.cfg.Log.Warn("somebody else changed what is weft's in the kernel", "kind", kind, "objects", n)
-	k.datapath.note(func(s *Status) {
+	d.cfg.Log.Warn("somebody else changed what is weft's in the kernel", "kind", kind, "objects", n)
+	d.note(func(s *Status) {
 		s.Drift = maps.Clone(s.Drift)
 		if s.Drift == nil {
 			s.Drift = map[string]uint64{}

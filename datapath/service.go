@@ -145,7 +145,7 @@ func (d *Datapath) openServices(dir *pinDir) (_ *services, err error) {
 	s.reconciler = &serviceReconciler{
 		source:   d.cfg.Services,
 		table:    newServiceTable(s.maps.serviceMemory, kernelFrontends{s.maps.mapSet[bpf.MapFrontends]}, s.grace.Wait),
-		attacher: s.attacher, listed: d.cfg.ServicesListed, destroy: s.destroyer.destroy,
+		attacher: s.attacher, listed: d.cfg.ServicesListed, destroy: s.destroyer.destroy, drifted: d.drifted,
 		affinities: affinityMap{s.maps.mapSet[bpf.MapAffinity]}, algorithm: d.cfg.ServiceAlgorithm, log: d.cfg.Log, requests: d.compareServices, verifyEvery: d.cfg.VerifyInterval,
 		began: time.Now(), failed: map[service.Frontend]error{},
 		state: ServiceStatus{Cgroup: cgroup},

@@ -69,6 +69,7 @@ type serviceAttacher struct {
 	cgroup   string
 	programs []program
 	held     map[string]link.Link // by the name of the program
+	drift    int                  // see drifted
 }
 
 func newServiceAttacher(dir *pinDir, cgroup string, programs []program) *serviceAttacher {
@@ -81,6 +82,13 @@ func (a *serviceAttacher) Close() {
 		_ = l.Close()
 	}
 	a.held = nil
+}
+
+// drifted returns, once, how many links that had been at work were found otherwise: without their pin, with another program,
+// or detached.
+func (a *serviceAttacher) drifted() (n int) {
+	n, a.drift = a.drift, 0
+	return n
 }
 
 func (a *serviceAttacher) path(p program) string {
@@ -168,6 +176,10 @@ func (a *serviceAttacher) attach(p program, cgroup *os.File, id uint64) (link.ID
 	state, err := a.open(p)
 	if err != nil {
 		return 0, err
+	}
+	right := state.Link != nil && state.cgroup == id && state.program == p.ID
+	if !right && a.held[p.Name] != nil {
+		a.drift++
 	}
 	if state.Link == nil {
 		if state, err = a.reopen(p); err != nil {

@@ -5,6 +5,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -195,8 +196,12 @@ func TestServicesAreRepaired(t *testing.T) {
 		_, _, err := h.dial("tcp", "10.96.0.10:80")
 		return err
 	})
-	if s := a.Status().Services; len(s.Problems()) != 0 {
-		t.Errorf("problems %v", s.Problems())
+	s := a.Status()
+	if len(s.Services.Problems()) != 0 {
+		t.Errorf("problems %v", s.Services.Problems())
+	}
+	if want := map[string]uint64{KindLink: 2, KindProgram: 1}; !maps.Equal(s.Drift, want) {
+		t.Errorf("drift %v, want %v: a link without its pin, one detached, a program without its pin", s.Drift, want)
 	}
 
 	m, err := OpenServices(h.cfg.BPFFS)

@@ -43,6 +43,7 @@ type serviceReconciler struct {
 	source     ServiceSource
 	table      *serviceTable
 	attacher   *serviceAttacher
+	drifted    func(kind string, n int) // is told of what somebody else changed, frontends aside
 	listed     func() bool
 	affinities affinityMap
 	destroy    func([]abandoned) (int, error) // sockets that are connected to backends that are gone
@@ -379,7 +380,10 @@ func (r *serviceReconciler) attach() {
 		return
 	}
 	programs, err := r.attacher.sync()
-	err = errors.Join(err, putBackServicePrograms(r.attacher))
+	r.drifted(KindLink, r.attacher.drifted())
+	back, putErr := putBackServicePrograms(r.attacher)
+	r.drifted(KindProgram, back)
+	err = errors.Join(err, putErr)
 	if err != nil {
 		r.log.Warn("attach to the cgroup, will try again", "err", err)
 	}
@@ -391,13 +395,17 @@ func (r *serviceReconciler) attach() {
 	})
 }
 
-func putBackServicePrograms(a *serviceAttacher) error {
+// putBackServicePrograms pins what is not pinned, and returns how many that were.
+func putBackServicePrograms(a *serviceAttacher) (back int, err error) {
 	var errs []error
 	for _, p := range a.programs {
-		_, err := putBack(a.dir.file(pinServicesDir, p.Name), programAt, p.handle)
+		did, err := putBack(a.dir.file(pinServicesDir, p.Name), programAt, p.handle)
+		if did {
+			back++
+		}
 		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return back, errors.Join(errs...)
 }
 
 // countAffinities brings that number of the status up to date. One that cannot be read stays as it was: nothing hangs on it.
