@@ -220,6 +220,9 @@ func TestServices(t *testing.T) {
 	}
 	s.testNoBackends()
 	s.testDeadCluster()
+	for _, node := range []string{"east-1", "east-2", "west-1", "west-2"} {
+		s.must("exec", node, "weft", "verify")
+	}
 }
 
 // testNoBackends has the service lose all backends of all clusters, and get some again.
@@ -241,6 +244,13 @@ func (s *serviceLab) testNoBackends() {
 	testutil.Eventually(s.t, patience, func() error {
 		if flows := s.must("exec", "east-1", "weft", "flows", "--last", "1000"); !strings.Contains(flows, "no-backend") {
 			return errors.New("no flow tells of a refusal")
+		}
+		return nil
+	})
+	refusals := regexp.MustCompile(`weft_service_flows_total +outcome="refused" +2\n`)
+	testutil.Eventually(s.t, patience, func() error {
+		if metrics := s.must("exec", "east-1", "weft", "metrics", "list"); !refusals.MatchString(metrics) {
+			return errors.New("the metrics do not count two refusals")
 		}
 		return nil
 	})
