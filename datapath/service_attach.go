@@ -32,7 +32,11 @@ func DefaultCgroup() (string, error) {
 		// 30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw
 		mount, source, _ := strings.Cut(lines.Text(), " - ")
 		fields := strings.Fields(mount)
-		if strings.HasPrefix(source, "cgroup2 ") && len(fields) > 4 {
+		if !strings.HasPrefix(source, "cgroup2 ") || len(fields) < 5 {
+			continue
+		}
+		// A mount of a part of the hierarchy, such as /docker/c0ffee, is not its root; one of a parent of ours, /../.., is nearer to it.
+		if of := fields[3]; of == "/" || strings.HasPrefix(of, "/..") {
 			return fields[4], nil
 		}
 	}

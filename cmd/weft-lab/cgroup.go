@@ -10,9 +10,11 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftmesh/weft/datapath"
 )
 
-// The lab mounts the unified hierarchy for itself, wherever else the machine may have it. In it each node has a cgroup, named
+// The lab has a mount of the unified hierarchy for itself, wherever else the machine may have it. In it each node has a cgroup, named
 // as its network namespace: what `weft-lab exec` runs on the node or in its pods is there, and reaches services as the
 // node's agent knows them.
 
@@ -20,7 +22,8 @@ func (l *lab) cgroupRoot() string         { return filepath.Join(l.dir, "cgroup"
 func (l *lab) cgroup(n nodePlan) string   { return filepath.Join(l.cgroupRoot(), n.NetNS) }
 func cgroupProcesses(group string) string { return filepath.Join(group, "cgroup.procs") }
 
-// mountCgroups mounts the unified hierarchy for the lab, once.
+// mountCgroups mounts the unified hierarchy for the lab, once. Where the machine has it, its mount is bound: another one of its own
+// would change the options of the whole hierarchy, such as nsdelegate, to its own.
 func (l *lab) mountCgroups() error {
 	if cgroupsMounted(l.cgroupRoot()) {
 		return nil
@@ -28,7 +31,13 @@ func (l *lab) mountCgroups() error {
 	if err := os.MkdirAll(l.cgroupRoot(), 0o755); err != nil {
 		return err
 	}
-	if err := unix.Mount("cgroup2", l.cgroupRoot(), "cgroup2", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+	root, err := datapath.DefaultCgroup()
+	if err == nil {
+		err = unix.Mount(root, l.cgroupRoot(), "", unix.MS_BIND, "")
+	} else {
+		err = unix.Mount("cgroup2", l.cgroupRoot(), "cgroup2", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	}
+	if err != nil {
 		return fmt.Errorf("mount the unified hierarchy of cgroups on %s: %w", l.cgroupRoot(), err)
 	}
 	return nil

@@ -22,7 +22,7 @@ func NewCgroup(t testing.TB) *Cgroup {
 	t.Helper()
 	RequireRoot(t)
 	root := t.TempDir()
-	if err := unix.Mount("cgroup2", root, "cgroup2", 0, ""); err != nil {
+	if err := mountCgroups(root); err != nil {
 		t.Fatalf("mount cgroup2: %v", err)
 	}
 	t.Cleanup(func() {
@@ -43,6 +43,22 @@ func NewCgroup(t testing.TB) *Cgroup {
 		}
 	})
 	return &Cgroup{path: path}
+}
+
+// mountCgroups mounts the hierarchy at dir. Where the machine has it, its mount is bound: a new one would change the options of
+// the whole hierarchy, such as nsdelegate.
+func mountCgroups(dir string) error {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		mount, source, _ := strings.Cut(line, " - ")
+		if fields := strings.Fields(mount); strings.HasPrefix(source, "cgroup2 ") && fields[3] == "/" {
+			return unix.Mount(fields[4], dir, "", unix.MS_BIND, "")
+		}
+	}
+	return unix.Mount("cgroup2", dir, "cgroup2", 0, "")
 }
 
 // Path is the directory of the cgroup.
