@@ -19,8 +19,8 @@ import (
 	"github.com/weftmesh/weft/datapath"
 )
 
-// agentPatience bounds how long an agent is waited for.
-const agentPatience = 30 * time.Second
+// agentPatience bounds how long an agent or an operator is waited for.
+const agentPatience = time.Minute
 
 // agentConfig is a node's agent.yaml: its keys are the flags of `weft agent`.
 type agentConfig struct {
@@ -141,7 +141,7 @@ func (l *lab) agentReady(ctx context.Context, n nodePlan) error {
 
 // agentProblems asks a node's agent what is wrong; that it does not answer is a problem too.
 func (l *lab) agentProblems(ctx context.Context, n nodePlan) []string {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
 	status, err := api.NewClient(l.socket(n.Name)).Status(ctx)
 	if err != nil {

@@ -114,7 +114,7 @@ func (a *asker) failure() error {
 
 // answered waits until each client has had n more answers from pods of a cluster.
 func answered(ctx context.Context, askers []*asker, cluster string, n int) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	want := make([]int, len(askers))
 	for i, a := range askers {

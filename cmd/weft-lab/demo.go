@@ -14,6 +14,8 @@ import (
 )
 
 const (
+	// patience bounds how long one thing of the story may take on a busy machine.
+	patience       = 30 * time.Second
 	demoTimeout    = 3 * time.Minute
 	cleanupTimeout = 30 * time.Second
 )

@@ -64,7 +64,7 @@ func (t *traffic) end() error {
 // flowsFor lets traffic flow until another n packets have arrived in each direction.
 func (t *traffic) flowsFor(ctx context.Context, n uint64) error {
 	out, in := t.out.received.Load()+n, t.in.received.Load()+n
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return poll(ctx, 10*time.Millisecond, func() error {
 		if t.out.received.Load() < out || t.in.received.Load() < in {

@@ -49,7 +49,7 @@ func (k flowKey) matches(f *api.Flow) bool {
 
 // waitFlow returns the first flow of that kind that a node's agent remembers, once it does.
 func (d *demo) waitFlow(ctx context.Context, n nodePlan, key flowKey) (*api.Flow, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var found *api.Flow
 	err := poll(ctx, 20*time.Millisecond, func() error {

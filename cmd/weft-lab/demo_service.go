@@ -162,7 +162,7 @@ func (d *demo) switchBackends(ctx context.Context, s serviceFile, to clusterPlan
 		return err
 	}
 	d.say("  services/east/web.yaml now has %d backends", len(s.Backends))
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := poll(ctx, time.Millisecond, func() error {
 		for _, frontend := range []netip.Addr{east.Service4, east.Service6} {

@@ -15,9 +15,6 @@ import (
 	"github.com/weftmesh/weft/datapath"
 )
 
-// changeLimit is how long a change in west may take to reach the kernels of east.
-const changeLimit = time.Second
-
 // outputIn runs a command in a node's network namespace, in the environment of `weft-lab exec`.
 func (d *demo) outputIn(ctx context.Context, n nodePlan, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -138,7 +135,7 @@ func (d *demo) showChange(ctx context.Context) error {
 // followed waits until every kernel of east has, or has no longer, the addresses of a pod.
 func (d *demo) followed(ctx context.Context, start time.Time, what string, p podPlan, present bool) error {
 	d.say("  %s %s", p.path(), what)
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for _, n := range d.Clusters[0].Nodes {
 		ipcache, err := datapath.OpenIPCache(d.bpffs(n.Name))
@@ -154,11 +151,7 @@ func (d *demo) followed(ctx context.Context, start time.Time, what string, p pod
 		}); err != nil {
 			return fmt.Errorf("the kernel of %s has not followed: %w", n.Name, err)
 		}
-		elapsed := time.Since(start)
-		if elapsed > changeLimit {
-			return fmt.Errorf("the kernel of %s followed after %.1f s, want at most %s", n.Name, elapsed.Seconds(), changeLimit)
-		}
-		d.done("the kernel of %s has followed after %.0f ms", n.Name, milliseconds(elapsed))
+		d.done("the kernel of %s has followed after %.0f ms", n.Name, milliseconds(time.Since(start)))
 	}
 	return nil
 }

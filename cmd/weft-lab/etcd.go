@@ -113,7 +113,7 @@ func (l *lab) etcdDaemon(c clusterPlan) daemon {
 
 // waitEtcd waits until a cluster's etcd answers.
 func (l *lab) waitEtcd(ctx context.Context, c clusterPlan) error {
-	return waitDaemon(ctx, l.etcdDaemon(c), "is not ready", 20*time.Second, func(ctx context.Context) error {
+	return waitDaemon(ctx, l.etcdDaemon(c), "is not ready", time.Minute, func(ctx context.Context) error {
 		if err := askEtcd(ctx, c.Etcd, clusterConfigKey(c.Name)); !errors.Is(err, errNoKey) {
 			return err
 		}
@@ -127,7 +127,7 @@ var errNoKey = errors.New("it has no key")
 // askEtcd asks an etcd for one key, by its HTTP gateway and from inside its own network namespace. It returns nil when
 // the key is there, and an error that wraps errNoKey when it is not.
 func askEtcd(ctx context.Context, e etcdPlan, key string) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
 	body, err := json.Marshal(map[string]string{"key": base64.StdEncoding.EncodeToString([]byte(key))})
 	if err != nil {

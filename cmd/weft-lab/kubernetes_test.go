@@ -32,7 +32,7 @@ func (s *serviceLab) scale(c clusterPlan, addrs ...netip.Addr) {
 // leads4 waits until the kernel of a cluster's first node has those backends at its service's IPv4 address.
 func (s *serviceLab) leads4(c clusterPlan, want ...netip.Addr) {
 	s.t.Helper()
-	testutil.Eventually(s.t, patience, func() error { return s.lab.leadsTo(c.Nodes[0], c.Service4, want) })
+	testutil.Eventually(s.t, testPatience, func() error { return s.lab.leadsTo(c.Nodes[0], c.Service4, want) })
 }
 
 // definitions returns how many kinds are defined in a cluster beside Kubernetes' own.
@@ -140,7 +140,7 @@ func (s *serviceLab) testAbsence(clients []*asker) {
 	for _, k := range status.APIServers {
 		s.kill(k.PID)
 	}
-	testutil.Eventually(s.t, patience, func() error {
+	testutil.Eventually(s.t, testPatience, func() error {
 		status, _ := s.status()
 		if status.APIServers[0].State != stateDead || !strings.Contains(strings.Join(status.Nodes[0].Problems, "; "), "cannot be followed") {
 			return fmt.Errorf("nobody misses the API server of east: %+v", status)

@@ -21,6 +21,9 @@ const (
 	defaultPrefix   = "weft"
 
 	defaultRoutingMode = "native"
+
+	// askPatience bounds how long something that runs has to answer on a busy machine.
+	askPatience = 10 * time.Second
 )
 
 var (

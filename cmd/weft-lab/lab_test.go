@@ -168,7 +168,7 @@ func (l *testLab) kill(pid int) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		l.t.Fatal(err)
 	}
-	testutil.Eventually(l.t, 5*time.Second, func() error {
+	testutil.Eventually(l.t, testPatience, func() error {
 		if stat, err := readStat(pid); err == nil && stat.state != 'Z' {
 			return fmt.Errorf("process %d is still there", pid)
 		}
@@ -236,7 +236,7 @@ func (l *testLab) testExec() {
 func (l *testLab) testPod() {
 	l.must("pod", "add", "west-1", "cache", "--app", "redis")
 	redis := identityOf(2, "redis")
-	testutil.Eventually(l.t, 5*time.Second, func() error {
+	testutil.Eventually(l.t, testPatience, func() error {
 		out, stderr, code := l.run("exec", "east-1", "weft", "bpf", "ipcache", "get", "10.2.1.12")
 		if code != 0 || !strings.Contains(out, fmt.Sprint(redis)) {
 			return fmt.Errorf("east-1 does not know 10.2.1.12 as %d: %s%s", redis, out, stderr)
@@ -248,7 +248,7 @@ func (l *testLab) testPod() {
 	l.fails(1, "no node", "pod", "add", "west-9", "cache")
 	l.must("pod", "remove", "west-1", "cache")
 	l.fails(1, "no pod cache", "pod", "remove", "west-1", "cache")
-	testutil.Eventually(l.t, 5*time.Second, func() error {
+	testutil.Eventually(l.t, testPatience, func() error {
 		if out := l.must("exec", "east-1", "weft", "bpf", "ipcache", "list"); strings.Contains(out, "10.2.1.12/32") {
 			return errors.New("east-1 still knows 10.2.1.12")
 		}
@@ -308,7 +308,7 @@ func TestTunnel(t *testing.T) {
 		_ = server.Wait() // that it was ended is no error of the test
 	})
 	for _, request := range [][]string{{"tcp", "10.2.1.10"}, {"udp", "10.2.1.10"}, {"tcp", "fd00:10:2:1::10"}} {
-		testutil.Eventually(t, 30*time.Second, func() error {
+		testutil.Eventually(t, testPatience, func() error {
 			out, stderr, code := l.run(append([]string{"exec", "east-1/web", self, "request"}, request...)...)
 			if code != 0 || !strings.Contains(out, "web of west-1") {
 				return fmt.Errorf("request %q: %s%s", request, out, stderr)

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -96,7 +95,7 @@ func (l *lab) operatorDaemon(c clusterPlan) daemon {
 
 // waitOperator waits until a cluster's operator has told the other clusters all that it has to.
 func (l *lab) waitOperator(ctx context.Context, c clusterPlan) error {
-	return waitDaemon(ctx, l.operatorDaemon(c), "is not well", 30*time.Second, func(ctx context.Context) error {
+	return waitDaemon(ctx, l.operatorDaemon(c), "is not well", agentPatience, func(ctx context.Context) error {
 		if problems := l.operatorProblems(ctx, c); len(problems) > 0 {
 			return errors.New(strings.Join(problems, "; "))
 		}
@@ -107,7 +106,7 @@ func (l *lab) waitOperator(ctx context.Context, c clusterPlan) error {
 // operatorProblems asks a cluster's operator what is wrong; that it does not answer, or has not published all services yet,
 // is a problem too.
 func (l *lab) operatorProblems(ctx context.Context, c clusterPlan) []string {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
 	status, err := api.NewClient(l.operatorSocket(c.Name)).Operator(ctx)
 	if err != nil {

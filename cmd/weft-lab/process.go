@@ -174,7 +174,7 @@ func (p process) kill(ctx context.Context) error {
 	if err := p.signal(syscall.SIGKILL); err != nil {
 		return err
 	}
-	hard, cancel := context.WithTimeout(ctx, 5*time.Second)
+	hard, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	return p.waitGone(hard)
 }

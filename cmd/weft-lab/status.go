@@ -173,7 +173,7 @@ func (l *lab) kubeStatus(ctx context.Context, c clusterPlan) kubeStatus {
 	if !ok {
 		return s
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
 	s.PID, s.State = p.PID, stateRunning
 	if _, err := l.askKubernetes(ctx, c, kubeapiserver.Call{Method: http.MethodGet, Path: "/readyz"}); err != nil {

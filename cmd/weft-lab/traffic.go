@@ -19,7 +19,7 @@ import (
 
 const (
 	servicePort    = 8080
-	requestTimeout = 2 * time.Second
+	requestTimeout = 10 * time.Second
 )
 
 // server answers over TCP and UDP who it is and whom it sees.
