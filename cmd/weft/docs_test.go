@@ -122,6 +122,7 @@ var notRun = map[string]string{
 	"gather":          "it writes a file: gather_test.go",
 	"log-level":       "it changes the agent: agent_test.go",
 	"completion":      "it needs no agent: TestExitCodes",
+	"bench":           "it measures this machine: bench_test.go",
 	"service watch":   "it runs until it is interrupted: list_test.go",
 }
 

@@ -155,7 +155,7 @@ func checkTried(t *testing.T, tried []string) {
 	others := []string{
 		"agent", "bpf", "kvstore", "troubleshoot", "completion", "operator", // they ask no agent
 		"clusters get", // its line is below
-		"diagnose", "cleanup", "verify",
+		"diagnose", "cleanup", "verify", "bench",
 		"endpoint add", "endpoint remove", // theirs are, too
 		"service watch",   // service list --watch
 		"clusters watch",  // clusters list --watch

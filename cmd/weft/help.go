@@ -166,6 +166,10 @@ var helpTexts = map[string]help{
 			"weft flows", "weft flows --follow --cluster west", "weft flows --identity 131329 --port 443 --verdict identified", "weft flows --label app=web --ip 10.2.0.0/16",
 			"weft flows --last 10 -o json", "weft flows --pcap flows.pcapng",
 		}},
+	"bench": {"Measure what weft's work costs on this machine: the time of a packet and of a written entry, on maps and programs of its own that are not " +
+		"attached and go at the end, and, of the clusters or configs that are named, how fast their etcds list: some keys are read, nothing is written. " +
+		"Each figure has a baseline of the same run: compare ratios, between machines and between times. It needs CAP_BPF and CAP_NET_ADMIN.",
+		[]string{"weft bench", "weft bench west --entries 1000000 -o json"}},
 	"kvstore get": {"Print the value of a key in an etcd, or, with --recursive, of all keys that begin with it. It needs no agent. As JSON, it is a " +
 		"dump that `weft kvstore set --from` loads.",
 		[]string{

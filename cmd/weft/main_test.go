@@ -404,7 +404,7 @@ func TestExitCodes(t *testing.T) {
 		{"service get shop/db --api-socket " + socket, 1, "weft: nobody has a service shop/db: not found\n"},
 		{"identity get 7 --api-socket " + socket, 1, "weft: identity 7 is not known: not found\n"},
 		{"bpf ipcache list --bpffs /nonexistent", 1, "weft: no usable BPF file system: /nonexistent does not exist"},
-		{"", 2, "weft: weft needs one of: agent, bpf, cleanup, clusters, completion, config, diagnose, endpoint, explain, flows, "},
+		{"", 2, "weft: weft needs one of: agent, bench, bpf, cleanup, clusters, completion, config, diagnose, endpoint, explain, flows, "},
 		{"status --wait --timeout 0s", 2, "weft: --timeout 0s: want a duration above 0"},
 		{"status --wait --timeout 300ms --api-socket " + nobody, 3, "weft: agent unreachable at "},
 		{"monitor --last 1 --api-socket " + socket, 0, ""},
