@@ -286,6 +286,7 @@ func (s *site) checkCommands(t *testing.T) {
 		"bpf ipcache get 10.2.1.77": {"10.2.1.77 maps to identity=2"},
 		"version --agent":           {"weft "},
 		"clusters list":             {"west 2 ready"},
+		"top --interval 100ms":      {"east/east-n1, agent up", "west ready", "PACKETS/S BYTES/S SOURCE DESTINATION VERDICT"},
 		"clusters get west":         {"west: ready", "last answer: ", "synchronization status: nodes=true"},
 		"clusters rejected west":    {"CLUSTER KIND REASON COUNT"},
 	} {

@@ -134,6 +134,13 @@ func TestNothingDrivesTheTerminal(t *testing.T) {
 		t.Errorf("an unknown name: exit code %d, %q, %q", code, stdout, stderr)
 	}
 	checkHarmless(t, stderr)
+	for _, format := range formats {
+		_, stdout, stderr := weft(t, env, "top", "--once", "--interval", "100ms", "-o", format)
+		if !strings.Contains(stdout, "pwned") {
+			t.Errorf("weft top -o %s shows nothing of what it was given: %q, %q", format, stdout, stderr)
+		}
+		checkHarmless(t, stdout+stderr)
+	}
 	for _, args := range []string{"endpoint add a --ip 10.1.1.1", "endpoint remove a"} {
 		if _, stdout, stderr = weft(t, env, strings.Fields(args)...); stdout != "" || !strings.Contains(stderr, "pwned") {
 			t.Errorf("weft %s: %q, %q", args, stdout, stderr)
@@ -162,6 +169,7 @@ func checkTried(t *testing.T, tried []string) {
 		"clusters add",    // what it prints of the etcd is what troubleshoot kvstore prints
 		"clusters remove", // it asks nobody
 		"gather",          // it prints what it asked; what it was told is in a file
+		"top",             // its line is below
 		"log-level",       // its answer is one of slog's words
 	}
 	for _, cmd := range leaves(root) {

@@ -170,6 +170,9 @@ var helpTexts = map[string]help{
 		"attached and go at the end, and, of the clusters or configs that are named, how fast their etcds list: some keys are read, nothing is written. " +
 		"Each figure has a baseline of the same run: compare ratios, between machines and between times. It needs CAP_BPF and CAP_NET_ADMIN.",
 		[]string{"weft bench", "weft bench west --entries 1000000 -o json"}},
+	"top": {"Watch the clusters, how fast they change, and the pairs of identities that send most, as the kernel's counters have them: exact, and not " +
+		"sampled. On a terminal it is painted again and again; q quits, s sorts by packets, bytes or identities. Elsewhere it is one view.",
+		[]string{"weft top", "weft top --sort bytes --interval 5s", "weft top --once -o json"}},
 	"kvstore get": {"Print the value of a key in an etcd, or, with --recursive, of all keys that begin with it. It needs no agent. As JSON, it is a " +
 		"dump that `weft kvstore set --from` loads.",
 		[]string{

@@ -126,7 +126,7 @@ func newRoot(env environment) (root *cobra.Command, started *bool) {
 	root.AddCommand(
 		agentCommand(env, c), statusCommand(env, c), ipCommand(env, c), nodeCommand(env, c), identityCommand(env, c), serviceCommand(env, c),
 		explainCommand(env, c), endpointCommand(env, c), operatorCommand(env),
-		clustersCommand(env, c), metricsCommand(env, c), bpfCommand(env, c), flowsCommand(env, c), kvstoreCommand(env), troubleshootCommand(env, c),
+		clustersCommand(env, c), metricsCommand(env, c), bpfCommand(env, c), flowsCommand(env, c), topCommand(env, c), kvstoreCommand(env), troubleshootCommand(env, c),
 		verifyCommand(env, c), benchCommand(env, c), cleanupCommand(env, c), diagnoseCommand(env, c),
 		configCommand(env, c), logLevelCommand(env, c), gatherCommand(env, c), versionCommand(env, c),
 	)
