@@ -27,7 +27,9 @@ DEBS := $(LAB_DEBS) \
 	linux-libc-dev=6.1.192-2 \
 	llvm-19=1:19.1.7-3~deb12u1 \
 	openssl=3.0.22-1~deb12u2 \
-	prometheus=2.42.0+ds-5+deb12u1
+	prometheus=2.42.0+ds-5+deb12u1 \
+	tcpdump=4.99.3-1 \
+	tshark=4.0.17-0+deb12u3
 
 # Packages that only `make test-kernels` and `make test-packages` need.
 VM_DEBS := \

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -136,5 +137,38 @@ func TestFlowsPcap(t *testing.T) {
 	}
 	if code, _, stderr := weft(t, env, "flows", "--pcap", filepath.Join(file, "x")); code != exitNot || !strings.Contains(stderr, "not a directory") {
 		t.Errorf("a file that cannot be made: exit code %d, %s", code, stderr)
+	}
+}
+
+// What others read with opens the file: tcpdump shows the packets, and tshark their comments, with the identities.
+func TestFlowsPcapOpens(t *testing.T) {
+	env := map[string]string{"WEFT_API_SOCKET": serveAgent(t, lab(true))}
+	file := filepath.Join(t.TempDir(), "flows.pcapng")
+	if code, stdout, stderr := weft(t, env, "flows", "--pcap", file); code != 0 {
+		t.Fatalf("exit code %d, %q, %q", code, stdout, stderr)
+	}
+	for _, reader := range []struct {
+		args  string
+		wants []string
+	}{
+		{"tcpdump -nn -r " + file, []string{
+			"IP 10.2.1.10.34567 > 10.1.1.10.80: Flags [S]", "IP6 fd00:10:1:1::10 > 2001:db8::1: ICMP6, echo request",
+		}},
+		{"tshark -n -r " + file + " -T fields -e ip.src -e tcp.dstport -e frame.interface_name -e frame.comment", []string{
+			"10.2.1.10 80 eth0 ", "ingress identified TCP 10.2.1.10:34567 (131329 shop/app=web @west) -> 10.1.1.10:80 (65793 ",
+			"egress  world ICMPv6 fd00:10:1:1::10 (65793 @east) -> 2001:db8::1 (10 world-ipv6) 128/0 118 bytes",
+		}},
+	} {
+		words := strings.Fields(reader.args)
+		var stdout, stderr bytes.Buffer
+		cmd := exec.Command(words[0], words[1:]...)
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		if err := cmd.Run(); err != nil {
+			t.Errorf("%s: %v\n%s", reader.args, err, stderr.String())
+			continue
+		}
+		if err := contains(stdout.String(), reader.wants...); err != nil {
+			t.Errorf("%s: %v", words[0], err)
+		}
 	}
 }
