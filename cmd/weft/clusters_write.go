@@ -24,6 +24,9 @@ import (
 // defaultMeshDir is where the package has the configs of remote clusters.
 const defaultMeshDir = "/etc/weft/clustermesh"
 
+// defaultKVStoreFile is where the units have the config of the own cluster's etcd.
+const defaultKVStoreFile = "/etc/weft/kvstore.yaml"
+
 const kindClusterChange = "ClusterChange"
 
 // clusterChange says what has become of the config of a cluster.

@@ -111,9 +111,8 @@ func gatherCommand(env environment, c *clientOptions) *cobra.Command {
 // gather asks for everything. What cannot be had is an entry with an error.
 func (b *bundle) gather(ctx context.Context, env environment, c *clientOptions, addresses bool) {
 	client := api.NewClient(c.socket)
-	if config, err := client.Config(ctx); err == nil {
-		b.secrets = knownSecrets(config.Items)
-	}
+	config, _ := client.Config(ctx) // without an agent there are those of the files that are where they usually are
+	b.secrets = knownSecrets(append(config.Items, usualConfigs(env)...))
 	commands := gathered
 	if addresses {
 		commands = slices.Concat(commands, gatheredAddresses)
@@ -168,7 +167,18 @@ func (b *bundle) clean(content []byte) []byte {
 	return userInfo.ReplaceAll(content, []byte("://<redacted>@"))
 }
 
-// knownSecrets are the passwords in the configs of etcds that the agent goes by, as they are and as JSON has them.
+// usualConfigs are the configs of etcds that an operator or an agent that does not answer most likely goes by.
+func usualConfigs(env environment) []api.ConfigOption {
+	options := []api.ConfigOption{{Name: "kvstore-config", Value: defaultKVStoreFile}, {Name: "clustermesh-config", Value: defaultMeshDir}}
+	for _, o := range options[:2] {
+		if value, ok := env.lookup(environmentName(o.Name)); ok {
+			options = append(options, api.ConfigOption{Name: o.Name, Value: value})
+		}
+	}
+	return options
+}
+
+// knownSecrets are the passwords in the configs of etcds that these options name, as they are and as JSON has them.
 func knownSecrets(options []api.ConfigOption) (secrets []string) {
 	var files []string
 	for _, o := range options {

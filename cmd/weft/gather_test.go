@@ -53,6 +53,7 @@ func readBundle(t *testing.T, path string) (names []string, files map[string]str
 // those that an error message of the agent quotes.
 func TestGather(t *testing.T) {
 	const password, own, key = `hunter"2"-of-west`, "the-own-password", "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
+	const operators = "what-the-operator-says"
 	dir := t.TempDir()
 	mesh, kvstoreConfig := filepath.Join(dir, "clustermesh"), filepath.Join(dir, "kvstore.yaml")
 	if err := os.Mkdir(mesh, 0o755); err != nil {
@@ -67,7 +68,16 @@ func TestGather(t *testing.T) {
 	config.Items = append(config.Items, api.ConfigOption{Name: "clustermesh-config", Value: mesh}, api.ConfigOption{Name: "kvstore-config", Value: kvstoreConfig})
 	status.Clusters[1].LastError = "login as u with " + password + " at https://u:" + own + "2@west:2379 refused: -----BEGIN PRIVATE KEY-----\n" + key + "\n-----END PRIVATE KEY-----"
 	agent.Config, agent.Status = func() api.Config { return config }, func() api.Status { return status }
-	env := map[string]string{"WEFT_API_SOCKET": serveAgent(t, agent), "WEFT_BPFFS": filepath.Join(dir, "none"), "WEFT_OPERATOR_SOCKET": filepath.Join(dir, "none")}
+	operatorConfig, operatorStatus := filepath.Join(dir, "operator-kvstore.yaml"), labOperator(false)
+	testutil.MustWriteFile(t, operatorConfig, []byte("endpoints: [https://east:2379]\nusername: u\npassword: "+operators+"\n"))
+	operatorStatus.KVStore.LastError = "login with " + operators + " refused"
+	env := map[string]string{
+		"WEFT_API_SOCKET": serveAgent(t, agent), "WEFT_BPFFS": filepath.Join(dir, "none"),
+		"WEFT_OPERATOR_SOCKET": serveOperator(t, operatorStatus), "WEFT_KVSTORE_CONFIG": operatorConfig,
+	}
+	if _, stdout, _ := weft(t, env, "operator", "status", "-o", "json"); !strings.Contains(stdout, operators) {
+		t.Fatal("the operator does not tell what the bundle must not have")
+	}
 
 	if _, stdout, _ := weft(t, env, "status", "-o", "json"); !strings.Contains(stdout, key) {
 		t.Fatal("the agent does not tell what the bundle must not have")
@@ -91,7 +101,7 @@ func TestGather(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, content := range files {
-		for _, secret := range []string{password, strings.Trim(string(quoted), `"`), "hunter", own, key, key[:20]} {
+		for _, secret := range []string{password, strings.Trim(string(quoted), `"`), "hunter", own, operators, key, key[:20]} {
 			if strings.Contains(content, secret) {
 				t.Errorf("%s has the secret %s", name, secret)
 			}
@@ -99,7 +109,7 @@ func TestGather(t *testing.T) {
 	}
 	for name, text := range map[string]string{
 		"weft/status.json": "login as u with <redacted> at https://<redacted>@west:2379 refused", "weft/config.json": `"cluster-name"`,
-		"weft/goroutines.txt": "goroutine ", "weft/kernel": "Linux version", "weft/nodes.json": "west-n1", "weft/manifest.json": "weft bpf counters list -o json",
+		"weft/goroutines.txt": "goroutine ", "weft/kernel": "Linux version", "weft/nodes.json": "west-n1", "weft/operator-status.json": "login with <redacted> refused", "weft/manifest.json": "weft bpf counters list -o json",
 	} {
 		// In JSON, what could drive a browser is escaped.
 		if content := strings.NewReplacer(`\u003c`, "<", `\u003e`, ">").Replace(files[name]); !strings.Contains(content, text) {
