@@ -144,6 +144,7 @@ func BenchmarkMillion(b *testing.B) {
 //	ready-s       from the start of the agent until every cluster is listed and every entry is in the map
 //	resident-MiB  the agent's resident memory soon after, when what the lists needed is given back
 //	peak-MiB      and at its peak
+//	rest-percent  CPU time of the agent's process for 10 s in which nothing happens, in percent of one core
 //
 // lesson: L4
 func BenchmarkClusters(b *testing.B) {
@@ -174,6 +175,11 @@ func BenchmarkClusters(b *testing.B) {
 		measured(b, "ready-s", (done.At - start).Seconds(), goal{what: "254 remote clusters: ready", unit: "s", atMost: 10})
 		measured(b, "resident-MiB", a.rest(b).Resident, goal{what: "254 remote clusters: resident memory", unit: "MiB", atMost: 200})
 		measured(b, "peak-MiB", done.Peak, goal{what: "254 remote clusters: peak of resident memory", unit: "MiB"})
+		before := a.await(b, "written", 0)
+		time.Sleep(10 * time.Second)
+		after := a.await(b, "written", 0)
+		measured(b, "rest-percent", 100*(after.CPU-before.CPU).Seconds()/(after.At-before.At).Seconds(),
+			goal{what: "254 remote clusters: CPU at rest", unit: "% of a core", atMost: 5})
 		b.ReportMetric(done.CPU.Seconds()*1e6/float64(entries), "cpu-us")
 		a.end()
 	}
