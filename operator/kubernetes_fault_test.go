@@ -22,8 +22,9 @@ import (
 // mechanism: L2 L3
 // lesson: O5
 func TestKubernetesFaults(t *testing.T) {
-	many, steps := 200, 6
-	if os.Getenv("WEFT_TEST_FAULTS") != "" {
+	many, steps := 60, 5
+	long := os.Getenv("WEFT_TEST_FAULTS") != ""
+	if long {
 		many, steps = 5000, 40
 	}
 	seed := rand.Uint64()
@@ -49,10 +50,10 @@ func TestKubernetesFaults(t *testing.T) {
 	}
 	for round, fault := range faults {
 		proxy.Misbehave(chance(random.Uint64(), fault))
-		switch round {
-		case 1:
+		switch {
+		case round == 1:
 			c.etcd.Wipe(t)
-		case len(faults) - 1:
+		case long:
 			c.kube.Restart(t)
 		}
 		for i := range steps {

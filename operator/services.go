@@ -22,8 +22,10 @@ type ServicesConfig struct {
 	ClusterID   uint32
 	Source      source.Source
 	Form        ServiceForm
-	// Withdrawn: nothing is published in this form, and what was is removed.
-	Withdrawn bool
+	// Withdrawn: nothing is published in this form. What was is left as it is for WithdrawAfter from when the term begins, the
+	// time in which readers learn that services come in another form and have read them, and is then removed.
+	Withdrawn     bool
+	WithdrawAfter time.Duration
 }
 
 // Services publishes the cluster's global, shared services in one form: their keys, and no other key below the cluster's
@@ -109,6 +111,12 @@ func (s *Services) follow(ctx context.Context, k *keeper) error {
 		case <-ready:
 		}
 	}
+	if s.cfg.Withdrawn {
+		s.edit(func(status *DutyStatus) { status.Detail = fmt.Sprintf("off; what is left of it goes after %s", s.cfg.WithdrawAfter) })
+		if !sleep(ctx, s.cfg.WithdrawAfter) {
+			return nil
+		}
+	}
 	var (
 		at    source.Revision
 		sweep <-chan time.Time
@@ -161,22 +169,23 @@ func (s *Services) follow(ctx context.Context, k *keeper) error {
 }
 
 // first removes what an earlier life left, and then declares the services complete. Services that are withdrawn are declared
-// nothing: whoever publishes them again must be waited for.
+// nothing, and that before they go: whoever publishes them again must be waited for.
 func (s *Services) first(ctx context.Context, k *keeper) error {
+	if s.cfg.Withdrawn {
+		kv, there, err := k.t.client.Get(ctx, s.cfg.canary())
+		if err == nil && there {
+			_, err = k.t.Delete(ctx, kv)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	deleted, err := k.sweep(ctx)
 	if deleted > 0 {
 		s.edit(func(status *DutyStatus) { status.Deleted += uint64(deleted) })
 	}
-	switch {
-	case err != nil:
-		return err
-	case !s.cfg.Withdrawn:
+	if err == nil && !s.cfg.Withdrawn {
 		k.store.Canary(s.cfg.canary(), canaryValue)
-		return nil
-	}
-	kv, there, err := k.t.client.Get(ctx, s.cfg.canary())
-	if err == nil && there {
-		_, err = k.t.Delete(ctx, kv)
 	}
 	return err
 }

@@ -305,7 +305,7 @@ func (c *operatorConfig) serviceForms(from source.Source) ([]operator.ServicesCo
 	}
 	whole := operator.ServicesConfig{
 		ClusterName: c.clusterName, ClusterID: uint32(c.clusterID), Source: from,
-		Form: operator.WholeServices{}, Withdrawn: c.serviceExport == identity.SlicesOnly,
+		Form: operator.WholeServices{}, Withdrawn: c.serviceExport == identity.SlicesOnly, WithdrawAfter: c.canaryDelay,
 	}
 	parts := whole
 	parts.Form, parts.Withdrawn = sliced, c.serviceExport == exportServices
