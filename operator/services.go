@@ -112,7 +112,9 @@ func (s *Services) follow(ctx context.Context, k *keeper) error {
 		}
 	}
 	if s.cfg.Withdrawn {
-		s.edit(func(status *DutyStatus) { status.Detail = fmt.Sprintf("off; what is left of it goes after %s", s.cfg.WithdrawAfter) })
+		s.edit(func(status *DutyStatus) {
+			status.Ready, status.Detail = true, fmt.Sprintf("off; what is left of it goes after %s", s.cfg.WithdrawAfter)
+		})
 		if !sleep(ctx, s.cfg.WithdrawAfter) {
 			return nil
 		}

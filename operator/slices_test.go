@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -131,7 +132,24 @@ func TestSlices(t *testing.T) {
 		t.Error("the slices are not declared complete")
 	}
 
-	// Switched off they go, and what declared them complete with them; those of others stay.
+	// Switched off they stay for a while, and nothing is missing.
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	waiting := slicing(t, from, true)
+	r = startReplica(t, "replica", etcd.Endpoint(), func(c *Config) {
+		waiting(c)
+		c.Duties[0].(*Services).cfg.WithdrawAfter = time.Hour
+	})
+	testutil.Eventually(t, testTimeout, func() error {
+		if s := r.Status().Duties[0]; !s.Ready || s.Detail != "off; what is left of it goes after 1h0m0s" {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	offers(t, etcd, map[string]string{"shop/web-abcde": "web 10.1.1.10:8080"})
+
+	// Then they go, and what declared them complete with them; those of others stay.
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
