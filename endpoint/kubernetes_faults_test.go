@@ -4,14 +4,9 @@ package endpoint
 
 import (
 	"bytes"
-	"context"
-	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,65 +20,8 @@ import (
 
 // faultyKube stands between a source and the real server, passes on what is asked, and at times answers itself.
 type faultyKube struct {
-	addr string
-	// answer replaces the server where it returns true.
-	answer  atomic.Pointer[func(http.ResponseWriter, *http.Request) bool]
+	*testutil.KubeProxy
 	faulted atomic.Int64 // how often it did
-
-	mu  sync.Mutex
-	cut chan struct{} // closed to end the requests under way
-}
-
-func (b *kubeBench) faulty(t *testing.T) *faultyKube {
-	t.Helper()
-	cert, key := b.server.CA.Issue(t, testutil.Certificate{CommonName: "proxy", Hosts: []string{"127.0.0.1"}})
-	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "https", Host: b.server.Addr})
-	proxy.FlushInterval = -1
-	proxy.Transport = &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // the real one is next door
-	proxy.ErrorHandler = func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }
-	f := &faultyKube{cut: make(chan struct{})}
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, proxy) }))
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
-	server.EnableHTTP2 = true
-	server.StartTLS()
-	t.Cleanup(func() {
-		f.cutOff()
-		server.Close()
-	})
-	f.addr = server.Listener.Addr().String()
-	return f
-}
-
-func (f *faultyKube) serve(w http.ResponseWriter, r *http.Request, proxy http.Handler) {
-	f.mu.Lock()
-	cut := f.cut
-	f.mu.Unlock()
-	if answer := f.answer.Load(); answer != nil && (*answer)(w, r) {
-		f.faulted.Add(1)
-		return
-	}
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	go func() {
-		select {
-		case <-cut:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	proxy.ServeHTTP(w, r.WithContext(ctx))
-}
-
-// cutOff ends all requests under way, so that the source asks anew.
-func (f *faultyKube) cutOff() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	close(f.cut)
-	f.cut = make(chan struct{})
 }
 
 // refuse has everything answered with an HTTP status, and waits until the source has met that.
@@ -105,8 +43,13 @@ func status(code int, reason string) string {
 func (f *faultyKube) during(t *testing.T, answer func(http.ResponseWriter, *http.Request) bool) {
 	t.Helper()
 	f.faulted.Store(0)
-	f.answer.Store(&answer)
-	f.cutOff()
+	f.Answer(func(w http.ResponseWriter, r *http.Request) bool {
+		did := answer(w, r)
+		if did {
+			f.faulted.Add(1)
+		}
+		return did
+	})
 	testutil.Eventually(t, soon, func() error {
 		if n := f.faulted.Load(); n < 4 {
 			return fmt.Errorf("%d requests have met the fault", n)
@@ -115,13 +58,13 @@ func (f *faultyKube) during(t *testing.T, answer func(http.ResponseWriter, *http
 	})
 }
 
-func (f *faultyKube) heal() { f.answer.Store(nil) }
+func (f *faultyKube) heal() { f.Answer(nil) }
 
 // Whatever the server answers, what is known stays, and once it is well, what is known is what it holds.
 func (b *kubeBench) testFaults(t *testing.T) {
 	b.namespace(t, "faults", "")
-	f := b.faulty(t)
-	k := b.follow(t, "n4", f.addr)
+	f := &faultyKube{KubeProxy: testutil.StartKubeProxy(t, b.server)}
+	k := b.follow(t, "n4", f.Addr)
 	b.pod(t, "faults/constant", container("n4"), running("10.4.0.1"))
 	wantWorkloads(t, k, "faults/constant [10.4.0.1]")
 	for i, fault := range []struct {
@@ -164,8 +107,7 @@ func (b *kubeBench) testFaults(t *testing.T) {
 			if !known {
 				t.Error("a fault of the server took a pod away")
 			}
-			f.heal()
-			f.cutOff()
+			f.heal() // and the watches begin anew
 			wantWorkloads(t, k, "faults/constant [10.4.0.1]", fmt.Sprintf("%s [10.4.1.%d]", name, i))
 			wantProblems(t, k)
 		})

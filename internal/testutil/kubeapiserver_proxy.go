@@ -49,10 +49,11 @@ type KubeProxy struct {
 	client  *http.Client
 	server  *http.Server
 
-	mu    sync.Mutex
-	fault func(*http.Request) KubeFault // nil: none
-	done  map[KubeFault]int
-	cut   chan struct{} // closed and replaced when watches are to end
+	mu     sync.Mutex
+	fault  func(*http.Request) KubeFault                     // nil: none
+	answer func(w http.ResponseWriter, r *http.Request) bool // nil: none
+	done   map[KubeFault]int
+	cut    chan struct{} // closed and replaced when watches are to end
 }
 
 // StartKubeProxy starts a proxy, with a certificate of the server's own authority. It ends with the test.
@@ -90,6 +91,14 @@ func StartKubeProxy(t testing.TB, kube *KubeAPIServer) *KubeProxy {
 func (p *KubeProxy) Misbehave(fault func(*http.Request) KubeFault) {
 	p.mu.Lock()
 	p.fault = fault
+	p.mu.Unlock()
+	p.EndWatches()
+}
+
+// Answer has requests answered by the test from now on, but for those of which answer returns false; nil: none.
+func (p *KubeProxy) Answer(answer func(w http.ResponseWriter, r *http.Request) bool) {
+	p.mu.Lock()
+	p.answer = answer
 	p.mu.Unlock()
 	p.EndWatches()
 }
@@ -146,6 +155,12 @@ func (f KubeFault) befalls(r *http.Request, lists bool) bool {
 
 // ServeHTTP answers a request, or forwards it.
 func (p *KubeProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.mu.Lock()
+	answer := p.answer
+	p.mu.Unlock()
+	if answer != nil && answer(w, r) {
+		return
+	}
 	switch fault, cut := p.choose(r); fault {
 	case KubeTooMany:
 		w.Header().Set("Retry-After", "1")
