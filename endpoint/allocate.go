@@ -59,7 +59,7 @@ func (a *Allocator) retryFailed(ctx context.Context) error {
 	for pause(ctx, retryLook) {
 		a.mu.Lock()
 		for _, x := range a.used {
-			if (x.id == identity.Invalid || x.err != nil) && !x.busy && time.Now().After(x.retry) {
+			if (x.id == identity.Invalid || x.err != nil || x.moves) && !x.busy && time.Now().After(x.retry) {
 				a.enqueue(x)
 			}
 		}
@@ -106,7 +106,7 @@ func (a *Allocator) attempted(x *allocation, id identity.ID, err error) (done bo
 		if id != x.id {
 			a.pool.Release(id)
 		}
-		if x.err == nil || x.err.Error() != err.Error() {
+		if !x.moves && (x.err == nil || x.err.Error() != err.Error()) { // what moves is well where it is
 			x.err = err
 			a.notify()
 		}
@@ -124,10 +124,11 @@ func (a *Allocator) attempted(x *allocation, id identity.ID, err error) (done bo
 	a.pool.Bind(id, x.text)
 	a.pool.Hold(id)
 	a.byID[id] = x
-	x.id, x.err, x.busy = id, nil, false
+	x.id, x.err, x.busy, x.moves = id, nil, false, false
 	a.allocated++
 	a.memory.touch()
 	a.notify()
+	a.converge(x)
 	return true
 }
 

@@ -85,6 +85,7 @@ type allocation struct {
 	text   string
 	id     identity.ID // Invalid: none yet
 	err    error       // why not, or why it is not certain
+	moves  bool        // etcd has another identity for these labels, which all are to use: this one stands until it is joined
 	busy   bool        // queued or worked on
 	retry  time.Time
 }
@@ -199,6 +200,9 @@ func (a *Allocator) seeMasters(events []kvstore.Event) {
 // labels must never share one. The caller holds mu.
 func (a *Allocator) bound(id identity.ID, labels string) {
 	a.pool.Bind(id, labels)
+	if x := a.used[labels]; x != nil {
+		a.converge(x)
+	}
 	x := a.byID[id]
 	if x == nil || x.text == labels {
 		return
@@ -208,6 +212,17 @@ func (a *Allocator) bound(id identity.ID, labels string) {
 	x.err = fmt.Errorf("identity %s: %w", id, errConflict)
 	a.enqueue(x)
 	a.notify()
+}
+
+// converge has labels use the lowest of the identities that etcd binds to them. That there are several comes of a loss: the keys of
+// one were gone, or not seen yet, when another node picked the other. The caller holds mu.
+func (a *Allocator) converge(x *allocation) {
+	if lowest, ok := a.pool.ID(x.text); !ok || x.id == identity.Invalid || lowest >= x.id || x.moves {
+		return
+	}
+	a.cfg.Log.Warn("etcd has several identities for the same labels: the lowest is used", "identity", x.id, "labels", x.text)
+	x.moves = true
+	a.enqueue(x)
 }
 
 func (a *Allocator) observe(key string, value []byte, exists bool) {
@@ -326,7 +341,7 @@ func (a *Allocator) forget(x *allocation) {
 	if x.id != identity.Invalid {
 		delete(a.byID, x.id)
 		a.pool.Release(x.id)
-		x.id = identity.Invalid
+		x.id, x.moves = identity.Invalid, false
 		a.memory.touch()
 	}
 }

@@ -319,9 +319,9 @@ func TestAllocatesUnderFaults(t *testing.T) {
 	}
 	c := newCrowd(t, agents, verify)
 	names := c.fresh(sets)
-	for i, x := range c.agents {
-		first := i * sets / agents / 2 // neighbours share most of theirs
-		x.change(names[first:first+sets/2], nil)
+	for i, x := range c.agents { // each set has four agents that use it
+		first := i * sets / agents
+		x.change(slices.Concat(names, names)[first:first+4*sets/agents], nil)
 	}
 	begun := time.Now()
 	for round := range rounds {
@@ -343,7 +343,7 @@ func TestAllocatesUnderFaults(t *testing.T) {
 		c.until(t, func() error { return x.has() })
 	}
 	t.Logf("all have their identities after %v", time.Since(begun))
-	c.until(t, func() error { return c.consistent(t) })
+	testutil.Eventually(t, patience, func() error { return c.consistent(t) })
 	t.Logf("etcd is as it should be after %v", time.Since(begun))
 	for _, x := range c.agents {
 		x.stop(t)
@@ -359,20 +359,24 @@ func TestAllocatesUnderFaults(t *testing.T) {
 // consistent compares all keys of etcd that have to do with identities with what the agents use.
 func (c *crowd) consistent(t *testing.T) error {
 	t.Helper()
-	masters, byLabels, err := c.masters(t)
+	masters, err := c.masters(t)
 	if err != nil {
 		return err
 	}
-	slaves, announced := make(map[string]string), make(map[string]bool)
+	slaves, announced, inUse := make(map[string]string), make(map[string]bool), make(map[string]string)
 	for _, x := range c.agents {
 		if s := x.writer.Status(); s.Pending > 0 || len(s.Errors) > 0 {
 			return fmt.Errorf("%s: %d keys are not written, %v", x, s.Pending, s.Errors)
 		}
 		for _, e := range x.registry.Status().Endpoints {
 			text, number := e.Labels.String(), strconv.Itoa(int(e.Identity))
-			if masters[number] != text || byLabels[text] != number {
-				return fmt.Errorf("%s uses %s for %s, of which etcd has %q; the labels have %q", x, number, text, masters[number], byLabels[text])
+			if masters[number] != text {
+				return fmt.Errorf("%s uses %s for %s, of which etcd has %q", x, number, text, masters[number])
 			}
+			if other, ok := inUse[text]; ok && other != number {
+				return fmt.Errorf("%s uses %s for %s, and another node %s", x, number, text, other)
+			}
+			inUse[text] = number
 			slaves[identity.SlaveKey(e.Labels, x.host)] = number
 			for _, ip := range e.IPs {
 				announced[ipcache.StatePrefix+"/"+ipcache.DefaultSpace+"/"+ip.String()] = true
@@ -403,31 +407,21 @@ func (c *crowd) consistent(t *testing.T) error {
 	return nil
 }
 
-// masters reads which identities stand for what. Of labels that nobody uses there may be several: those are the operator's.
-func (c *crowd) masters(t *testing.T) (byID, byLabels map[string]string, err error) {
+// masters reads what identities stand for. Those that nobody uses any more are the operator's to collect.
+func (c *crowd) masters(t *testing.T) (map[string]string, error) {
 	t.Helper()
-	used := make(map[string]bool)
-	for _, x := range c.agents {
-		for _, e := range x.registry.Status().Endpoints {
-			used[e.Labels.String()] = true
-		}
-	}
 	resp, err := c.etcd.Client().Get(t.Context(), identity.StatePrefix+"/id/", clientv3.WithPrefix())
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	byID, byLabels = make(map[string]string), make(map[string]string)
+	masters := make(map[string]string)
 	for _, kv := range resp.Kvs {
-		id, labels := strings.TrimPrefix(string(kv.Key), identity.StatePrefix+"/id/"), string(kv.Value)
+		masters[strings.TrimPrefix(string(kv.Key), identity.StatePrefix+"/id/")] = string(kv.Value)
 		if kv.Lease != 0 {
-			return nil, nil, fmt.Errorf("%s has the lease %x", kv.Key, kv.Lease)
+			return nil, fmt.Errorf("%s has the lease %x", kv.Key, kv.Lease)
 		}
-		if other, twice := byLabels[labels]; twice && used[labels] {
-			return nil, nil, fmt.Errorf("%s and %s both stand for %s", other, id, labels)
-		}
-		byID[id], byLabels[labels] = labels, id
 	}
-	return byID, byLabels, nil
+	return masters, nil
 }
 
 // passing reports whether a lease is one that ends by itself soon: that of a use which ended while it was being written.

@@ -296,6 +296,49 @@ func TestMasterIsPutBack(t *testing.T) {
 	}
 }
 
+// Where etcd has come to have two identities for the same labels, all use the lowest: workloads pass from one to the other and are
+// never without.
+//
+// mechanism: J5
+func TestTwoIdentitiesBecomeOne(t *testing.T) {
+	etcd := testutil.StartEtcd(t)
+	text := labelsOf("web").String()
+	slave := func(node string) string { return identity.SlaveKey(labelsOf("web"), netip.MustParseAddr(node)) }
+	etcd.Put(t, identity.MasterKey(65800), text)
+	etcd.Put(t, slave("172.18.1.9"), "65800")
+	a := startAllocator(t, etcd, "172.18.1.1")
+	a.want("web")
+	a.settle(t)
+	etcd.Put(t, identity.MasterKey(65900), text) // which is no reason to go there
+	etcd.Put(t, identity.MasterKey(65700), text)
+	etcd.Put(t, slave("172.18.1.8"), "65700")
+	for end := time.After(patience); ; {
+		changed := a.Changed()
+		id, err := a.Identity(text)
+		if id == 65700 && err == nil {
+			break
+		}
+		if id != 65800 || err != nil {
+			t.Fatalf("web is %s, %v", id, err)
+		}
+		select {
+		case <-changed:
+		case <-end:
+			t.Fatalf("web stays %s: %+v", id, a.Status())
+		}
+	}
+	a.keep()
+	if err := a.writer.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := etcd.Get(t, slave("172.18.1.1")); got != "65700" {
+		t.Errorf("the slave says %s", got)
+	}
+	if got, _ := etcd.Get(t, identity.MasterKey(65800)); got != text {
+		t.Errorf("the master of another node's identity is %q", got)
+	}
+}
+
 // mechanism: J2
 func TestExhaustion(t *testing.T) {
 	etcd := testutil.StartEtcd(t)
