@@ -41,8 +41,10 @@ var helpTexts = map[string]help{
 		"whether it is what the agent wants; the route that the kernel takes; the state of the cluster. While no agent answers, the kernel " +
 		"alone is asked, and the exit code is 3.",
 		[]string{"weft explain 10.2.1.10", "weft explain 10.2.1.10 -o json", "weft explain fd00:10:2:1::10"}},
-	"node list":     {"List the nodes of every cluster, with their addresses, the prefixes of their pods, and their encryption key.", []string{"weft node list", "weft node list -o json"}},
-	"identity list": {"List the identities of every cluster, with the labels that they stand for.", []string{"weft identity list", "weft identity list --watch"}},
+	"node list": {"List the nodes of every cluster, with their addresses, the prefixes of their pods, and their encryption key.", []string{"weft node list", "weft node list -o json"}},
+	"identity list": {"List the identities of every cluster, or of one, with the labels that they stand for and, of our own cluster, how many workloads of " +
+		"this node have each.",
+		[]string{"weft identity list", "weft identity list --cluster west", "weft identity list --watch"}},
 	"identity get": {"Show which labels an identity stands for, and which cluster allocated it. Reserved identities go by their names, too.",
 		[]string{"weft identity get 131329", "weft identity get remote-node"}},
 	"clusters list": {"List the clusters that the agent follows: state, counts, the revision of their etcd and how far behind it we are, how fresh " +

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,11 +19,16 @@ func identityCommand(env environment, c *clientOptions) *cobra.Command {
 }
 
 func identityList(env environment, c *clientOptions) *cobra.Command {
+	var cluster string
 	cmd := listCommand(env, "list", "List the identities of every cluster", listing[api.Identity]{
 		kind: api.KindIdentityList,
 		key:  func(id *api.Identity) string { return strconv.FormatUint(uint64(id.ID), 10) },
 		fetch: func(ctx context.Context, _ []string) ([]api.Identity, error) {
-			return api.NewClient(c.socket).Identities(ctx)
+			all, err := api.NewClient(c.socket).Identities(ctx)
+			if cluster != "" {
+				all = slices.DeleteFunc(all, func(id api.Identity) bool { return clusterText(id.Cluster, id.ClusterName) != cluster })
+			}
+			return all, err
 		},
 		columns: []column[api.Identity]{
 			{title: "ID", cell: func(id *api.Identity) string { return strconv.FormatUint(uint64(id.ID), 10) }},
@@ -32,6 +38,7 @@ func identityList(env environment, c *clientOptions) *cobra.Command {
 		},
 	})
 	cmd.Aliases = []string{"ls"}
+	cmd.Flags().StringVar(&cluster, "cluster", "", "only identities of this cluster, by `name`, or by its number where no name is known")
 	return cmd
 }
 

@@ -325,6 +325,7 @@ func TestCommands(t *testing.T) {
 		{"node-list.txt", well, 0, "node list"},
 		{"node-list.json", well, 0, "node list -o json"},
 		{"identity-list.txt", well, 0, "identity list"},
+		{"identity-list-cluster.txt", well, 0, "identity list --cluster west"},
 		{"identity-list.json", well, 0, "identity list -o json"},
 		{"identity-get.txt", well, 0, "identity get 131329"},
 		{"identity-get.json", well, 0, "identity get remote-node -o json"},
