@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/internal/yamldir"
@@ -15,13 +14,6 @@ import (
 
 // fileSource is the Source of workloads that files declare.
 const fileSource = "file"
-
-// How often the directory is looked at: by file attributes, and by content for what attributes do not show. A change is
-// taken at the second look that sees it, so it is in force after at most twice scanInterval.
-const (
-	scanInterval     = 200 * time.Millisecond
-	thoroughInterval = 30 * time.Second
-)
 
 // FilesConfig is what a [Files] works with.
 type FilesConfig struct {
@@ -81,28 +73,21 @@ func (f *Files) Problems() []SourceError {
 
 // Run follows the directory until ctx ends.
 func (f *Files) Run(ctx context.Context) error {
-	f.scan(true)
-	close(f.ready)
-	often, seldom := time.NewTicker(scanInterval), time.NewTicker(thoroughInterval)
-	defer often.Stop()
-	defer seldom.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-often.C:
-			f.scan(false)
-		case <-seldom.C:
-			f.scan(true)
+	first := true
+	f.dir.Follow(ctx, f.cluster.parse, func(changed bool) {
+		if changed {
+			f.take()
 		}
-	}
+		if first {
+			close(f.ready)
+		}
+		first = false
+	})
+	return nil
 }
 
-// scan looks at the directory.
-func (f *Files) scan(thorough bool) {
-	if !f.dir.Scan(thorough, f.cluster.parse) {
-		return
-	}
+// take takes what the files declare.
+func (f *Files) take() {
 	declarations, problems := f.dir.All()
 	workloads := make([]Workload, len(declarations))
 	for i := range declarations {

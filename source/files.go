@@ -7,19 +7,11 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/weftmesh/weft/internal/yamldir"
 	"github.com/weftmesh/weft/service"
-)
-
-// How often the directory is looked at: by file attributes, and by content for what attributes do not show. A change is
-// taken at the second look that sees it.
-const (
-	scanInterval     = 200 * time.Millisecond
-	thoroughInterval = 30 * time.Second
 )
 
 // Files is the source of the services that the YAML files of a directory declare. Files that become bad leave their last good
@@ -54,30 +46,19 @@ func (f *Files) Problems() []string {
 
 // Run follows the directory until ctx ends.
 func (f *Files) Run(ctx context.Context) error {
-	often, seldom := time.NewTicker(scanInterval), time.NewTicker(thoroughInterval)
-	defer often.Stop()
-	defer seldom.Stop()
-	for thorough := true; ; {
-		f.scan(thorough)
+	f.dir.Follow(ctx, parseFile, func(changed bool) {
+		if changed {
+			f.take()
+		}
 		if f.dir.Err() == nil && !closed(f.ready) {
 			close(f.ready)
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-often.C:
-			thorough = false
-		case <-seldom.C:
-			thorough = true
-		}
-	}
+	})
+	return nil
 }
 
-// scan looks at the directory.
-func (f *Files) scan(thorough bool) {
-	if !f.dir.Scan(thorough, parseFile) {
-		return
-	}
+// take takes what the files declare.
+func (f *Files) take() {
 	all, problems := f.dir.All()
 	there := make(map[service.Name]string, len(all))
 	for i := range all {

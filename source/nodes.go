@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
@@ -232,32 +231,20 @@ func (f *NodeFiles) Nodes() *node.Table { return f.nodes }
 
 // Run follows the directory until ctx ends.
 func (f *NodeFiles) Run(ctx context.Context) error {
-	often, seldom := time.NewTicker(scanInterval), time.NewTicker(thoroughInterval)
-	defer often.Stop()
-	defer seldom.Stop()
-	for thorough := true; ; {
-		f.scan(thorough)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-often.C:
-			thorough = false
-		case <-seldom.C:
-			thorough = true
+	f.dir.Follow(ctx, parseNodes, func(changed bool) {
+		if changed {
+			f.take()
 		}
-	}
+		if f.dir.Err() == nil && !closed(f.ready) {
+			close(f.ready)
+		}
+	})
+	return nil
 }
 
-func (f *NodeFiles) scan(thorough bool) {
-	changed := f.dir.Scan(thorough, func(file string, content []byte) ([]node.Node, []yamldir.Problem, error) {
-		return yamldir.Parse(file, content, declareNode)
-	})
-	if changed {
-		f.take()
-	}
-	if f.dir.Err() == nil && !closed(f.ready) {
-		close(f.ready)
-	}
+// parseNodes reads a file of nodes.
+func parseNodes(file string, content []byte) ([]node.Node, []yamldir.Problem, error) {
+	return yamldir.Parse(file, content, declareNode)
 }
 
 func (f *NodeFiles) take() {

@@ -5,6 +5,7 @@
 package yamldir
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -81,6 +82,35 @@ func (d *Dir[T]) Scan(thorough bool, parse func(file string, content []byte) ([]
 		}
 	}
 	return changed
+}
+
+// How often Follow looks at a directory: by file attributes, and by content for what attributes do not show. A change is taken at
+// the second look that sees it, so it is known after at most twice often. Events of the kernel would tell sooner that something
+// has happened, and no sooner that a file is whole: who writes in place is waited for either way. They are not there on every file
+// system, and of a file behind a symlink, as in mounts of Kubernetes, they tell nothing; so they could come beside the looks, not
+// in their place, and a workload that a file declares has half a second.
+const (
+	often  = 200 * time.Millisecond
+	seldom = 30 * time.Second
+)
+
+// Follow scans until ctx ends, beginning at once. scanned is called after each scan, and told whether the declarations or the
+// problems are others than before.
+func (d *Dir[T]) Follow(ctx context.Context, parse func(file string, content []byte) ([]T, []Problem, error), scanned func(changed bool)) {
+	quick, thorough := time.NewTicker(often), time.NewTicker(seldom)
+	defer quick.Stop()
+	defer thorough.Stop()
+	for whole := true; ; {
+		scanned(d.Scan(whole, parse))
+		select {
+		case <-ctx.Done():
+			return
+		case <-quick.C:
+			whole = false
+		case <-thorough.C:
+			whole = true
+		}
+	}
 }
 
 // list returns the names of the files that may declare something. Hidden files are not: editors and mounts use them.
