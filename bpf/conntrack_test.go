@@ -38,8 +38,6 @@ func (w segment) flagged(flags uint8) segment { w.flags = flags; return w }
 
 // TestFlowsKeepTheirBackend: as long as a flow goes on, it goes to the backend that it was given, which depends on its ends
 // alone. When the service gives that backend up, TCP goes on with it and UDP moves on.
-//
-// mechanism: H8
 func TestFlowsKeepTheirBackend(t *testing.T) {
 	eachScene(t, func(t *testing.T, s scene) {
 		k := loadTranslator(t)

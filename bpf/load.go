@@ -28,6 +28,8 @@ type Program struct {
 	// Attach is the tcx hook; on kernels before 6.6 it stands for the clsact hook of the same direction. The spec is
 	// for both: it does not name the hook.
 	Attach ebpf.AttachType
+	// Behind: it runs behind the other program of ours that the hook may have.
+	Behind bool
 }
 
 // Programs are those of native devices. Each returns TC_ACT_UNSPEC for every packet and changes no byte of any. They

@@ -23,9 +23,12 @@ const (
 // and the answers. They drop what no backend can be found for, and leave the fate of all else to the next program. They
 // expect devices whose frames begin with an Ethernet header.
 var TranslationPrograms = [...]Program{
-	{Name: ToBackendProgWeftToBackend, Attach: ebpf.AttachTCXIngress},
-	{Name: ToClientProgWeftToClient, Attach: ebpf.AttachTCXEgress},
+	{Name: ToBackendProgWeftToBackend, Attach: ebpf.AttachTCXIngress, Behind: true},
+	{Name: ToClientProgWeftToClient, Attach: ebpf.AttachTCXEgress, Behind: true},
 }
+
+// DevicePrograms are all that may run at devices.
+func DevicePrograms() []Program { return append(AllPrograms(), TranslationPrograms[:]...) }
 
 // LoadTranslation returns the specs of TranslationPrograms and of their maps. The spec is the caller's to change.
 func LoadTranslation() (*ebpf.CollectionSpec, error) {

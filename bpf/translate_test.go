@@ -412,8 +412,6 @@ func eachScene(t *testing.T, f func(t *testing.T, s scene)) {
 }
 
 // TestTranslate: packets of each form get to a backend, and back, with every byte and checksum as if they had been sent so.
-//
-// mechanism: H8
 func TestTranslate(t *testing.T) {
 	eachScene(t, func(t *testing.T, s scene) {
 		k := loadTranslator(t)

@@ -15,10 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hook is where a program runs: a direction of a device.
+// hook is where a program runs: a direction of a device, and its place there.
 type hook struct {
 	IfIndex int
 	Attach  ebpf.AttachType
+	Behind  bool // the other program of ours
 }
 
 // attacher makes devices run the programs. What is in the kernel is its state, so that an agent that starts and one that
@@ -73,7 +74,7 @@ func plan(dir *pinDir, programs []program, wanted []device) ([]DeviceStatus, []a
 		case !dev.Ethernet:
 			status.Error = "its frames have no Ethernet header, which the programs expect"
 			continue
-		case taken:
+		case taken && owner != dev.Name:
 			status.Error = fmt.Sprintf("its pins would have the names of those of device %s: rename one of the two", owner)
 			continue
 		}
@@ -83,7 +84,7 @@ func plan(dir *pinDir, programs []program, wanted []device) ([]DeviceStatus, []a
 		for j, p := range of {
 			status.Programs[j] = ProgramStatus{Name: p.Name, Direction: p.direction().String()}
 			jobs = append(jobs, attachment{
-				hook:    hook{dev.Index, p.Attach},
+				hook:    hook{dev.Index, p.Attach, p.Behind},
 				program: p,
 				device:  dev.Name,
 				path:    dir.file(pinLinksDir, linkPinName(dev.Name, p.Name)),
@@ -98,8 +99,10 @@ func plan(dir *pinDir, programs []program, wanted []device) ([]DeviceStatus, []a
 func withSticky(wanted, sticky []device, programs []program, has func(hook) string) []device {
 	wanted = slices.Clone(wanted)
 	for _, dev := range sticky {
-		one := func(p program) bool { return p.isFor(dev) && has(hook{dev.Index, p.Attach}) == p.Name }
-		known := func(w device) bool { return w.Index == dev.Index }
+		one := func(p program) bool { return p.isFor(dev) && has(hook{dev.Index, p.Attach, p.Behind}) == p.Name }
+		known := func(w device) bool {
+			return w.Index == dev.Index && (w.Role == roleService) == (dev.Role == roleService)
+		}
 		if !slices.ContainsFunc(wanted, known) && slices.ContainsFunc(programs, one) {
 			wanted = append(wanted, dev)
 		}

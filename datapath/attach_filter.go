@@ -22,7 +22,16 @@ import (
 const (
 	filterPriority = 119
 	filterHandle   = 119
+	filterBehind   = filterPriority + 1 // the priority of those that run behind the others
 )
+
+// priority is that of the filter at a hook.
+func (h hook) priority() uint16 {
+	if h.Behind {
+		return filterBehind
+	}
+	return filterPriority
+}
 
 // filterAttacher attaches by clsact filters, on kernels before 6.6, which have no tcx. A filter is ours if it stands at
 // our priority and handle, has the name of a program of ours, and runs one that is pinned or equals one. A filter is
@@ -81,7 +90,6 @@ func (a *filterAttacher) filters(devices []device) (filterSet, error) {
 			continue
 		}
 		for _, attach := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-			at := hook{dev.Index, attach}
 			list, err := a.host.filters(dev.Index, parentOf(attach))
 			if err != nil {
 				return set, err
@@ -89,8 +97,9 @@ func (a *filterAttacher) filters(devices []device) (filterSet, error) {
 			for _, f := range list {
 				attrs := f.Attrs()
 				b, isBPF := f.(*netlink.BpfFilter)
+				at := hook{dev.Index, attach, attrs.Priority == filterBehind}
 				switch {
-				case attrs.Priority != filterPriority:
+				case attrs.Priority != at.priority():
 				case isBPF && attrs.Handle == filterHandle && proof.has(b):
 					set.ours[at] = b
 				case !isBPF || attrs.Handle == filterHandle:
@@ -115,7 +124,7 @@ func (a *filterAttacher) sync(wanted, sticky []device) ([]DeviceStatus, error) {
 	left := map[hook]int{}
 	for _, job := range jobs {
 		used[job.hook] = true
-		if was, is := a.left[job.hook], set.ours[job.hook]; was == int(job.ID) && (is == nil || is.Id != was) {
+		if was, is := a.left[job.hook], set.ours[job.hook]; was != 0 && (was == int(job.ID) || job.waits()) && (is == nil || is.Id != was) {
 			a.drift++
 		}
 		if err := a.attach(job, set); err != nil {
@@ -123,7 +132,7 @@ func (a *filterAttacher) sync(wanted, sticky []device) ([]DeviceStatus, error) {
 			errs = append(errs, unrecoverable(err))
 			continue
 		}
-		left[job.hook] = int(job.ID)
+		left[job.hook] = int(job.status.ProgramID)
 	}
 	a.left = left
 	existing, err := a.host.devices()
@@ -144,9 +153,9 @@ func (a *filterAttacher) sync(wanted, sticky []device) ([]DeviceStatus, error) {
 // attach makes a hook run its program.
 func (a *filterAttacher) attach(job attachment, set filterSet) error {
 	if what := set.foreign[job.hook]; what != "" {
-		return fmt.Errorf("attach %s: %s of another owner is at priority %d: remove it", job.Name, what, filterPriority)
+		return fmt.Errorf("attach %s: %s of another owner is at priority %d: remove it", job.Name, what, job.priority())
 	}
-	if f := set.ours[job.hook]; f == nil || f.Id != int(job.ID) || !f.DirectAction {
+	if f := set.ours[job.hook]; f == nil || f.Id != int(job.ID) && !job.waits() || !f.DirectAction {
 		if f == nil {
 			if err := a.addQdisc(job.IfIndex); err != nil {
 				return explain("attach "+job.Name, err)
@@ -157,6 +166,9 @@ func (a *filterAttacher) attach(job attachment, set filterSet) error {
 		}
 	}
 	job.status.Attached, job.status.ProgramID = true, uint32(job.ID)
+	if f := set.ours[job.hook]; f != nil && job.waits() {
+		job.status.ProgramID = uint32(f.Id)
+	}
 	return nil
 }
 
@@ -175,7 +187,7 @@ func (a *filterAttacher) compare(wanted, sticky []device) ([]Difference, error) 
 			d.Have = set.foreign[job.hook] + " of another owner"
 		case f == nil:
 			d.Have = "not attached"
-		case f.Id != int(job.ID):
+		case f.Id != int(job.ID) && !job.waits():
 			d.Have = fmt.Sprintf("program %d", f.Id)
 		default:
 			continue
@@ -211,7 +223,7 @@ func (a *filterAttacher) releaseQdiscs(used map[hook]bool) error {
 	var errs []error
 	for _, mark := range marks {
 		index, err := strconv.Atoi(mark.Name())
-		if err == nil && slices.ContainsFunc(a.programs, func(p program) bool { return used[hook{index, p.Attach}] }) {
+		if err == nil && slices.ContainsFunc(a.programs, func(p program) bool { return used[hook{index, p.Attach, p.Behind}] }) {
 			continue
 		}
 		gone, err := a.releaseQdisc(index, err)
@@ -250,7 +262,7 @@ type programProof struct {
 // programs.
 func newProgramProof(dir *pinDir, programs []program) (programProof, error) {
 	proof := programProof{ids: map[int]bool{}, tags: map[string]map[string]bool{}}
-	for _, p := range bpf.AllPrograms() {
+	for _, p := range bpf.DevicePrograms() {
 		proof.tags[p.Name] = map[string]bool{}
 	}
 	for _, p := range programs {

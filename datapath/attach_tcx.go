@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/weftmesh/weft/bpf"
 )
 
 // pinnedLink is a link of ours that runs at its hook in this network namespace.
@@ -23,14 +25,14 @@ type pinnedLink struct {
 	name    string // of the program, as its pin has it
 }
 
-// linkName is the name of the program in that of a link's pin; "" if it is another's or was moved aside.
-func (a *tcxAttacher) linkName(pin string) string {
-	for _, p := range a.programs {
+// programOfLink is the program in the name of a link's pin; none if it is another's.
+func programOfLink(pin string) bpf.Program {
+	for _, p := range bpf.DevicePrograms() {
 		if strings.HasSuffix(pin, "-"+p.Name) {
-			return p.Name
+			return p
 		}
 	}
-	return ""
+	return bpf.Program{}
 }
 
 // tcxAttacher attaches by links to tcx hooks, pinned. The links that are in place are kept open too: one whose pin is
@@ -75,12 +77,14 @@ func (a *tcxAttacher) links() (live map[hook]pinnedLink, dead []string, err erro
 			dead = append(dead, path)
 			continue
 		}
+		p := programOfLink(path)
+		at.Behind = p.Behind
 		if _, taken := live[at]; taken {
 			_ = found.Close()
 			dead = append(dead, path)
 			continue
 		}
-		found.path, found.name = path, a.linkName(path)
+		found.path, found.name = path, p.Name
 		live[at] = found
 	}
 	for was, l := range a.held {
@@ -90,7 +94,7 @@ func (a *tcxAttacher) links() (live map[hook]pinnedLink, dead []string, err erro
 		// An error means that it runs no more.
 		if again, err := copyLink(l.Link); err == nil {
 			if found, at, err := a.inspect(again); err == nil {
-				found.name = l.name
+				found.name, at.Behind = l.name, was.Behind
 				live[at] = found
 			}
 		}
@@ -188,7 +192,7 @@ func (a *tcxAttacher) sync(wanted, sticky []device) ([]DeviceStatus, error) {
 	for _, job := range jobs {
 		used[job.hook], taken[job.path] = true, true
 		if l := live[job.hook]; l.path != "" && l.path != job.path {
-			l.path = a.dir.file(pinLinksDir, fmt.Sprintf("moving-%d-%d", job.IfIndex, job.Attach))
+			l.path = a.dir.file(pinLinksDir, fmt.Sprintf("moving-%d-%s", job.IfIndex, job.Name))
 			errs = append(errs, replacePin(l, l.path))
 			live[job.hook] = l
 		}
@@ -239,7 +243,7 @@ func (a *tcxAttacher) compare(wanted, sticky []device) ([]Difference, error) {
 		switch {
 		case l.Link == nil:
 			d.Have = "not attached"
-		case l.Program != job.ID:
+		case l.Program != job.ID && !job.waits():
 			d.Have = fmt.Sprintf("program %d", l.Program)
 		case l.path != job.path:
 			d.Want, d.Have = "pinned at "+job.path, "pinned at "+l.path
@@ -272,7 +276,7 @@ func (a *tcxAttacher) attach(job attachment, has pinnedLink) (pinnedLink, error)
 			return pinnedLink{}, err
 		}
 		has = l
-	case has.Program != job.ID:
+	case has.Program != job.ID && !job.waits():
 		if err := has.Update(job.handle); err != nil {
 			return has, explain("update "+job.Name, err)
 		}
@@ -285,7 +289,7 @@ func (a *tcxAttacher) attach(job attachment, has pinnedLink) (pinnedLink, error)
 		has.path = job.path
 	}
 	has.name = job.Name
-	job.status.Attached, job.status.LinkID, job.status.ProgramID = true, uint32(has.ID), uint32(job.ID)
+	job.status.Attached, job.status.LinkID, job.status.ProgramID = true, uint32(has.ID), uint32(has.Program)
 	return has, nil
 }
 

@@ -149,7 +149,7 @@ func notOurLink(path, name string, proof programProof) string {
 		return err.Error()
 	}
 	tcx := info.TCX()
-	named := slices.ContainsFunc(bpf.AllPrograms(), func(p bpf.Program) bool { return strings.HasSuffix(name, "-"+p.Name) })
+	named := slices.ContainsFunc(bpf.DevicePrograms(), func(p bpf.Program) bool { return strings.HasSuffix(name, "-"+p.Name) })
 	dead := tcx != nil && tcx.Ifindex == 0
 	if tcx == nil || !proof.ids[int(info.Program)] && (!dead || !named) {
 		return "it runs a program that is not pinned as one of weft's"
@@ -162,7 +162,7 @@ func (c *cleaner) filters() error {
 	if c.dir == nil {
 		return nil
 	}
-	a := &filterAttacher{dir: c.dir, host: c.host, programs: wantedPrograms(roleUplink, roleOverlay, rolePod)}
+	a := &filterAttacher{dir: c.dir, host: c.host, programs: wantedPrograms(roleUplink, roleOverlay, rolePod, roleService)}
 	if _, err := os.Lstat(c.dir.file(pinProgramsDir)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -175,7 +175,10 @@ func (c *cleaner) filters() error {
 		return err
 	}
 	for _, dev := range devices {
-		for _, at := range []hook{{dev.Index, ebpf.AttachTCXIngress}, {dev.Index, ebpf.AttachTCXEgress}} {
+		for _, at := range []hook{
+			{dev.Index, ebpf.AttachTCXIngress, false}, {dev.Index, ebpf.AttachTCXIngress, true},
+			{dev.Index, ebpf.AttachTCXEgress, false}, {dev.Index, ebpf.AttachTCXEgress, true},
+		} {
 			if f := set.ours[at]; f != nil {
 				c.remove("filter", dev.Name+" "+f.Name, func() error { return c.host.removeFilter(f) })
 			}
@@ -236,7 +239,7 @@ func (c *cleaner) programs() error {
 		}
 		kind := p.Type()
 		_ = p.Close()
-		if kind != ebpf.SchedCLS || !slices.ContainsFunc(bpf.AllPrograms(), func(p bpf.Program) bool { return strings.HasPrefix(name, p.Name) }) {
+		if kind != ebpf.SchedCLS || !slices.ContainsFunc(bpf.DevicePrograms(), func(p bpf.Program) bool { return strings.HasPrefix(name, p.Name) }) {
 			c.keep("program", path, "weft makes none of this name and type")
 			continue
 		}

@@ -80,6 +80,9 @@ type Config struct {
 	ServiceCgroup string
 	// ServiceAlgorithm is that of services that ask for none.
 	ServiceAlgorithm service.Algorithm
+	// ServiceTC: packets that come from no local socket reach services, too, at the devices of Pods and at ServiceTCDevices.
+	ServiceTC        bool
+	ServiceTCDevices []string
 	Log              *slog.Logger
 
 	withoutTCX bool // as on a kernel that has none
@@ -98,6 +101,10 @@ func (c *Config) validate() error {
 		return errors.New("datapath: IPs, Nodes, Listed and Log are required")
 	case c.Services != nil && c.ServicesListed == nil:
 		return errors.New("datapath: Services need ServicesListed")
+	case c.Services == nil && c.ServiceTC:
+		return errors.New("datapath: ServiceTC needs Services")
+	case !c.ServiceTC && len(c.ServiceTCDevices) > 0:
+		return errors.New("datapath: ServiceTCDevices need ServiceTC")
 	}
 	for cluster, mode := range c.ClusterRouting {
 		if !mode.Valid() {
@@ -192,6 +199,7 @@ type Datapath struct {
 	reconciler *reconciler        // nil before Run
 	fast       *fastPath          // nil before Run
 	services   *serviceReconciler // nil before Run, and without services
+	translate  *translation       // nil but in Run, and without ServiceTC
 }
 
 // New checks cfg. It touches nothing; Run does.
@@ -252,9 +260,6 @@ func (d *Datapath) Run(ctx context.Context) error {
 		return err
 	}
 	defer h.Close()
-	attacher := d.attacher(dir, programs, h)
-	defer attacher.Close()
-
 	fast := newFastPath(&kernelMap{m: maps[bpf.MapIPCache]}, maps[bpf.MapHosts], d.cfg.MaxEntries, d.cfg.IPs.Len)
 	defer fast.Close()
 	reconciler := newReconciler(&d.cfg, fast)
@@ -267,6 +272,14 @@ func (d *Datapath) Run(ctx context.Context) error {
 		return err
 	}
 	defer services.Close()
+	translation, err := d.openTranslation(dir, services)
+	if err != nil {
+		return err
+	}
+	defer d.closeTranslation(translation)
+	programs = translation.with(programs)
+	attacher := d.attacher(dir, programs, h)
+	defer attacher.Close()
 	events, err := ringbuf.NewReader(maps[bpf.MapEvents])
 	if err != nil {
 		return explain("read events", err)
@@ -278,6 +291,7 @@ func (d *Datapath) Run(ctx context.Context) error {
 	defer cancel()
 	tasks.Go(func() { d.flows.read(events) })
 	services.start(ctx, &tasks, d)
+	translation.start(ctx, &tasks)
 	defer services.stopReading()
 	tasks.Go(func() { reconciler.run(ctx, sync.OnceFunc(d.achieved)) })
 	k := &keeper{

@@ -15,10 +15,11 @@ const (
 	roleUplink  role = iota // what leads to other nodes, as far as it has programs
 	roleOverlay             // the overlay's device
 	rolePod                 // the host's side of the device of a pod of this node
+	roleService             // what leads to clients of services; a device may have another role, too
 )
 
 func (r role) String() string {
-	return [...]string{"uplink", "overlay", "pod"}[r]
+	return [...]string{"uplink", "overlay", "pod", "service"}[r]
 }
 
 // namedDevices returns the devices with the given names, in that order and each once; one that does not exist has no

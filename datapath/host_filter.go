@@ -30,7 +30,7 @@ func (h *host) filters(index int, parent uint32) (all []netlink.Filter, err erro
 func (h *host) setFilter(job attachment) error {
 	return h.handle.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: job.IfIndex, Parent: parentOf(job.Attach), Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
+			LinkIndex: job.IfIndex, Parent: parentOf(job.Attach), Handle: filterHandle, Priority: job.priority(), Protocol: unix.ETH_P_ALL,
 		},
 		Fd: job.handle.FD(), Name: job.Name, DirectAction: true,
 	})

@@ -50,6 +50,7 @@ type keeper struct {
 	// What the last check left, so that the next one can tell what somebody else changed meanwhile.
 	leftRoutes map[netip.Prefix]route
 	leftPods   map[bpf.PodKey]bool
+	waited     bool // programs that were to wait
 }
 
 // drifted counts what somebody else changed.
@@ -169,7 +170,8 @@ func (k *keeper) intact() bool {
 			return false
 		}
 	}
-	return k.attacher.intact()
+	waits := slices.ContainsFunc(k.programs, program.waits)
+	return k.waited == waits && k.attacher.intact()
 }
 
 // startWatch subscribes to changes in the network namespace of the calling thread. stop ends the subscription and waits
@@ -197,6 +199,7 @@ func (k *keeper) startWatch(ctx context.Context, broken chan<- error) (stop func
 // check looks at everything and makes it right. It returns when to do so again even if nothing changes. The error joins
 // all that belongs to no device or route, and stands in the status too, as does watchErr.
 func (k *keeper) check(watchErr error) (time.Duration, error) {
+	k.waited = slices.ContainsFunc(k.programs, program.waits)
 	cfg := &k.datapath.cfg
 	mapPins, mapsErr := k.maps.repin(k.dir)
 	programPins, programsErr := repinPrograms(k.dir, k.programs)
@@ -275,6 +278,7 @@ func (k *keeper) checkDevices(existing []device, defaults map[int]bool) (devices
 	wanted, sticky, err := k.choose(existing, defaults)
 	wanted, sticky, pods, podsErr := k.wantedPods(wanted, sticky, existing)
 	err = errors.Join(err, podsErr)
+	wanted, sticky = k.withClients(wanted, sticky, existing)
 	attachErr := k.checkPods(pods, func() (err error) {
 		devices, err = k.attacher.sync(wanted, sticky)
 		return err
@@ -288,7 +292,7 @@ func (k *keeper) checkDevices(existing []device, defaults map[int]bool) (devices
 		attachErr = dropReplaced(k.dir, k.programs)
 	}
 	lost = len(pods.missing) > 0 || troubled(devices, nil)
-	return k.publishPods(pods, devices), lost, errors.Join(err, attachErr)
+	return k.publishClients(k.publishPods(pods, devices)), lost, errors.Join(err, attachErr)
 }
 
 // allAttached reports whether every device that exists runs the present programs.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 
@@ -21,7 +22,12 @@ type program struct {
 	Role   role
 	ID     ebpf.ProgramID
 	handle *ebpf.Program
+	// wait, where it is not nil, says that what runs in its place is to go on for now.
+	wait *atomic.Bool
 }
+
+// waits reports whether what runs in the program's place is to go on.
+func (p program) waits() bool { return p.wait != nil && p.wait.Load() }
 
 // isFor reports whether the device is of the kind that the program is made for.
 func (p program) isFor(dev device) bool { return p.Role == dev.Role }
@@ -32,6 +38,7 @@ func wantedPrograms(roles ...role) []program {
 	for _, r := range roles {
 		for _, p := range map[role][]bpf.Program{
 			roleUplink: bpf.Programs[:], roleOverlay: bpf.OverlayPrograms[:], rolePod: bpf.PodPrograms[:],
+			roleService: bpf.TranslationPrograms[:],
 		}[r] {
 			all = append(all, program{Program: p, Role: r})
 		}

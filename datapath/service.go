@@ -58,6 +58,9 @@ type ServiceStatus struct {
 	LastError    string    `json:"lastError,omitempty"`
 	LastErrorAt  time.Time `json:"lastErrorAt,omitzero"`
 	DestroyError string    `json:"destroyError,omitempty"`
+
+	// Translation is nil where packets that come from no local socket do not reach services.
+	Translation *TranslationStatus `json:"translation,omitempty"`
 }
 
 // Problems are sentences about what is not well.
@@ -71,6 +74,9 @@ func (s *ServiceStatus) Problems() []string {
 	}
 	if s.DestroyError != "" {
 		all = append(all, "services: "+s.DestroyError)
+	}
+	if t := s.Translation; t != nil && t.LastError != "" {
+		all = append(all, "services: "+t.LastError)
 	}
 	return all
 }

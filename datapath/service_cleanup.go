@@ -19,7 +19,7 @@ func (c *cleaner) services() error {
 	if err != nil || len(names) == 0 {
 		return err
 	}
-	spec, err := bpf.LoadServices(true)
+	specs, err := allServiceMaps()
 	if err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func (c *cleaner) services() error {
 			if kindOfServicePin(name) != kind {
 				continue
 			}
-			if why := notOurServicePin(kind, name, path, spec, ours); why != "" {
+			if why := notOurServicePin(kind, name, path, specs, ours); why != "" {
 				c.keep(kind, path, why)
 				continue
 			}
@@ -69,7 +69,7 @@ func kindOfServicePin(name string) string {
 }
 
 // notOurServicePin says why a pin is not one of ours: by its name, and the type of what it holds.
-func notOurServicePin(kind, name, path string, spec *ebpf.CollectionSpec, ours map[ebpf.ProgramID]bool) string {
+func notOurServicePin(kind, name, path string, specs map[string]*ebpf.MapSpec, ours map[ebpf.ProgramID]bool) string {
 	switch kind {
 	case "link":
 		return notOurServiceLink(path, ours)
@@ -93,7 +93,7 @@ func notOurServicePin(kind, name, path string, spec *ebpf.CollectionSpec, ours m
 			return "it is no map: " + err.Error()
 		}
 		defer m.Close()
-		if want := spec.Maps[inSpec].Type; m.Type() != want {
+		if want := specs[inSpec].Type; m.Type() != want {
 			return fmt.Sprintf("it is of type %s, and weft's is a %s", m.Type(), want)
 		}
 		return ""

@@ -34,6 +34,11 @@ var servicePins = map[string]string{
 	bpf.MapSockets:   "sockets",
 	bpf.MapReverse:   "reverse",
 	bpf.MapRefusals:  "refusals",
+	// Of translation:
+	bpf.MapConntrack:   "conntrack",
+	bpf.MapFragments:   "fragments",
+	bpf.MapTranslated:  "translated",
+	bpf.MapTranslation: "translation",
 }
 
 // serviceMaps is the pinned maps of services, and their memory.

@@ -58,6 +58,7 @@ type serviceReconciler struct {
 	settled bool // what was found in the kernel is claimed or gone
 	// show: programs may be attached; not before a table that was made anew has what the one before had.
 	show      bool
+	shown     func()                        // called once when show is set; nil: nobody wants to know
 	inherited map[service.Frontend]struct{} // found in the kernel, and not spoken of yet
 	spoken    map[service.Frontend]struct{} // while all are told anew; else nil
 	failed    map[service.Frontend]error
@@ -185,6 +186,10 @@ func (r *serviceReconciler) pass(ctx context.Context, now time.Time) {
 		r.settle(listed, now)
 	}
 	r.show = r.show || r.settled
+	if r.show && r.shown != nil {
+		r.shown()
+		r.shown = nil
+	}
 	if len(r.failed) > 0 && now.After(r.nextRetry) {
 		r.backoff = min(max(2*r.backoff, retryMin), serviceRetryMax)
 		r.nextRetry = now.Add(r.backoff)

@@ -31,6 +31,8 @@ type Status struct {
 	Drift map[string]uint64 `json:"drift"`
 	// Errors are those that belong to no device, map or route, such as a list of routes that could not be read.
 	Errors []string `json:"errors,omitempty"`
+
+	clients []DeviceStatus // of Services.Translation
 }
 
 // DeviceStatus is a device that is to have, or has, programs.
@@ -38,7 +40,7 @@ type DeviceStatus struct {
 	Name string `json:"name"`
 	// IfIndex is 0 if the device does not exist.
 	IfIndex  int             `json:"ifIndex,omitempty"`
-	Role     string          `json:"role"` // "uplink", "overlay" or "pod"
+	Role     string          `json:"role"` // "uplink", "overlay", "pod" or "service"
 	Programs []ProgramStatus `json:"programs,omitempty"`
 	// Error says why there are no programs: the device does not exist, or has no Ethernet header.
 	Error string `json:"error,omitempty"`
@@ -138,6 +140,11 @@ func (d *Datapath) Status() Status {
 	d.mu.Lock()
 	s := d.state
 	reconciler, fast, flows, services := d.reconciler, d.fast, d.flows, d.services
+	var translation TranslationStatus
+	translated := d.translate != nil
+	if translated {
+		translation = d.translate.status() // under the lock, since it reads maps that Run closes
+	}
 	d.mu.Unlock()
 	if reconciler != nil {
 		s.IPCache = reconciler.status()
@@ -147,6 +154,10 @@ func (d *Datapath) Status() Status {
 	if services != nil {
 		status := services.status()
 		s.Services = &status
+		if translated {
+			translation.Devices = s.clients
+			status.Translation = &translation
+		}
 	}
 	s.Drift = maps.Clone(s.Drift)
 	if s.Drift == nil {

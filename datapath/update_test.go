@@ -97,7 +97,7 @@ func (h *testHost) updater(withoutTCX bool) func(which int) error {
 	h.t.Cleanup(host.Close)
 	return func(which int) error {
 		return host.setFilter(attachment{
-			hook: hook{index, bpf.Programs[0].Attach}, program: program{Program: bpf.Programs[0], handle: programs[which]},
+			hook: hook{IfIndex: index, Attach: bpf.Programs[0].Attach}, program: program{Program: bpf.Programs[0], handle: programs[which]},
 		})
 	}
 }

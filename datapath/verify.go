@@ -282,6 +282,7 @@ func (k *keeper) compare() (Report, error) {
 		return report, err
 	}
 	comparePods(&report, pods, names)
+	devices, sticky = k.withClients(devices, sticky, existing)
 	links, err := k.attacher.compare(devices, sticky)
 	if err != nil {
 		return report, err
