@@ -81,7 +81,9 @@ struct {
 
 /* What is known of the packet at hand, where all functions find it: it is too much
  * for the stack, and no pointer may be given to those that are verified by
- * themselves. A CPU has one packet at hand at a time. */
+ * themselves. Those are all that have more than a few ways through: without
+ * CAP_PERFMON, the verifier of 6.1 walks through every combination of them. A CPU
+ * has one packet at hand at a time. */
 struct translation {
 	struct conntrack_words key;   /* of the packet */
 	struct conntrack_words other; /* of those of the other direction */
@@ -92,9 +94,7 @@ struct translation {
 	struct fragment fragment;
 	__u32 network, transport, end; /* as in struct packet */
 	__u32 pad;
-	/* of a quoted packet: address and port as they were, and as they are to be */
-	__be32 was[5], is[5];
-	union scratch ip;
+	union scratch ip; /* of a quoted packet */
 };
 
 struct {
@@ -170,14 +170,16 @@ static __always_inline void turn(struct translation *t)
 	t->back.since_ns = t->entry.since_ns;
 }
 
-enum claim {
-	CLAIM_DONE = 0,
-	CLAIM_TAKEN = 1,  /* another flow has what answers would be known by */
-	CLAIM_FAILED = 2, /* there is no memory */
+enum take {
+	TAKE_DONE = 0,
+	TAKE_ITSELF = 1, /* the backend is the client itself */
+	TAKE_CLASH = 2,  /* another flow has what answers would be known by */
+	TAKE_OTHER = 3,  /* it has just become something else */
+	TAKE_FAILED = 4, /* there is no memory */
 };
 
 /* Takes what answers of the backend in t->entry will be known by. */
-static __always_inline enum claim claim(struct translation *t)
+static __always_inline enum take claim(struct translation *t)
 {
 	const struct conntrack *has;
 	long err;
@@ -186,17 +188,17 @@ static __always_inline enum claim claim(struct translation *t)
 	err = bpf_map_update_elem(&weft_conntrack, &t->other, &t->back,
 				  BPF_NOEXIST);
 	if (!err)
-		return CLAIM_DONE;
+		return TAKE_DONE;
 	has = bpf_map_lookup_elem(&weft_conntrack, &t->other);
 	if (!has)
-		return CLAIM_FAILED;
+		return TAKE_FAILED;
 	if ((has->addr.d1 != t->back.addr[0] || has->addr.d2 != t->back.addr[1] ||
 	     has->port != (__u16)t->back.ends) &&
 	    !is_closed(has) &&
 	    !is_over(has, protocol_of(t), t->back.used_ns))
-		return CLAIM_TAKEN;
+		return TAKE_CLASH;
 	err = bpf_map_update_elem(&weft_conntrack, &t->other, &t->back, BPF_ANY);
-	return err ? CLAIM_FAILED : CLAIM_DONE;
+	return err ? TAKE_FAILED : TAKE_DONE;
 }
 
 /* The number of the service that t->key is to; 0: to none. */
@@ -213,69 +215,95 @@ __noinline __u32 weft_find_service(void)
 	return find_service(&t->frontend);
 }
 
-/* Gives a new flow, of t->key, a backend of the service that it is to, and fills in t->entry. The backend depends
- * on both ends alone, as long as the service has the same ones: a flow that was
- * forgotten gets on with it, and with Maglev on another node, too. False: there is
- * none, and the packet is to be dropped. */
-__noinline bool weft_begin_flow(__u32 number)
+/* Tells of a flow that is to a service without backends. */
+__noinline int weft_refuse_flow(__u32 number)
 {
 	struct translation *t = translation();
-	const struct backend *backend;
-	struct service *service;
-	bool itself = false;
-	__u64 chosen, choice, hash, client, now;
-	enum claim got;
+	struct service *service = service_of(number);
 
-	if (!t)
-		return false;
-	service = service_of(number);
-	if (!service)
-		return false;
-	now = bpf_ktime_get_ns();
+	if (t && service)
+		note_refusal(service, &t->frontend);
+	COUNT(refused);
+	return 0;
+}
+
+/* The number of a backend for a new flow, of t->key: the one that its hash comes to,
+ * or so many slots behind that. 0: the service has none. */
+__noinline __u32 weft_choose_backend(__u32 number, __u32 further)
+{
+	struct translation *t = translation();
+	struct service *service = service_of(number);
+	__u64 client, hash;
+
+	if (!t || !service)
+		return 0;
 	/* The number of no network namespace has its highest bit set. */
 	client = mix(t->key.src[0] ^ mix(t->key.src[1])) | 1ULL << 63;
+	if (!further && READ_ONCE(service->affinity))
+		return affine_backend(service, number, client);
 	hash = mix(client ^ (t->key.rest & 0xffffffffffff) ^
 		   mix(t->key.dst[0] ^ mix(t->key.dst[1])));
-	choice = READ_ONCE(service->choice);
-#pragma nounroll
+	return backend_at(READ_ONCE(service->choice), hash >> 32, further);
+}
+
+/* Gives a new flow, of t->key, a backend, and fills in t->entry. */
+__noinline int weft_take_backend(__u32 number, __u32 chosen)
+{
+	struct translation *t = translation();
+	const struct backend *backend = backend_of(chosen);
+	struct service *service = service_of(number);
+	enum take took;
+
+	if (!t || !service || !backend || backend->at.family != family_at(t))
+		return TAKE_OTHER;
+	if (backend->at.addr.d1 == t->key.src[0] &&
+	    backend->at.addr.d2 == t->key.src[1])
+		return TAKE_ITSELF;
+	t->entry.addr[0] = backend->at.addr.d1;
+	t->entry.addr[1] = backend->at.addr.d2;
+	t->entry.ends = backend->at.port | SEEN_PACKET << 16 |
+			(__u64)number << 32;
+	t->entry.backend = chosen | (__u64)READ_ONCE(backend->generation) << 32;
+	t->entry.used_ns = bpf_ktime_get_ns();
+	t->entry.since_ns = t->entry.used_ns;
+	took = claim(t);
+	if (took != TAKE_DONE)
+		return took;
+	if (bpf_map_update_elem(&weft_conntrack, &t->key, &t->entry, BPF_ANY))
+		return TAKE_FAILED;
+	__sync_fetch_and_add(&service->chosen, 1);
+	return TAKE_DONE;
+}
+
+/* Gives a new flow, of t->key, a backend of the service that it is to, and fills in
+ * t->entry. The backend depends on both ends alone, as long as the service has the
+ * same ones: a flow that was forgotten gets on with it, and with Maglev on another
+ * node, too. False: there is none, and the packet is to be dropped.
+ *
+ * What a try takes is in functions of their own, and there is no loop: without
+ * CAP_PERFMON, the verifier thinks of CPUs that guess that one goes on for ever. */
+__noinline bool weft_begin_flow(__u32 number)
+{
+	bool itself = false;
+	__u32 chosen;
+
+#pragma unroll
 	for (int i = 0; i < BACKEND_TRIES; i++) {
-		if (!i && READ_ONCE(service->affinity))
-			chosen = affine_backend(service, number, client);
-		else
-			chosen = backend_at(choice, hash >> 32, i);
+		chosen = weft_choose_backend(number, i);
 		if (!chosen) {
-			note_refusal(service, &t->frontend);
-			COUNT(refused);
+			weft_refuse_flow(number);
 			return false;
 		}
-		backend = backend_of(chosen);
-		if (!backend || backend->at.family != family_at(t))
-			continue;
-		if (backend->at.addr.d1 == t->key.src[0] &&
-		    backend->at.addr.d2 == t->key.src[1]) {
-			itself = true;
-			continue;
-		}
-		t->entry.addr[0] = backend->at.addr.d1;
-		t->entry.addr[1] = backend->at.addr.d2;
-		t->entry.ends = backend->at.port | SEEN_PACKET << 16 |
-				(__u64)number << 32;
-		t->entry.backend = (chosen & 0xffffffff) |
-				   (__u64)READ_ONCE(backend->generation) << 32;
-		t->entry.used_ns = now;
-		t->entry.since_ns = now;
-		got = claim(t);
-		if (got == CLAIM_TAKEN)
-			continue;
-		if (got == CLAIM_FAILED ||
-		    bpf_map_update_elem(&weft_conntrack, &t->key, &t->entry,
-					BPF_ANY)) {
+		switch (weft_take_backend(number, chosen)) {
+		case TAKE_DONE:
+			COUNT(begun);
+			return true;
+		case TAKE_FAILED:
 			COUNT(failed);
 			return false;
+		case TAKE_ITSELF:
+			itself = true;
 		}
-		__sync_fetch_and_add(&service->chosen, 1);
-		COUNT(begun);
-		return true;
 	}
 	if (itself)
 		COUNT(hairpin);
@@ -320,13 +348,16 @@ __noinline int weft_touch_other(__u32 seen)
 }
 
 /* Whether a packet, of t->key, goes on with a flow. If so, t->entry is its entry. */
-static __always_inline bool
-goes_on(struct translation *t, __u8 protocol, __u8 flags)
+__noinline bool weft_goes_on(__u32 flags)
 {
+	struct translation *t = translation();
 	struct conntrack *entry;
+	__u8 seen = SEEN_PACKET, before, protocol;
 	__u64 now;
-	__u8 seen = SEEN_PACKET, before;
 
+	if (!t)
+		return false;
+	protocol = protocol_of(t);
 	entry = bpf_map_lookup_elem(&weft_conntrack, &t->key);
 	if (!entry)
 		return false;
@@ -452,17 +483,24 @@ change_address(struct __sk_buff *skb, __u8 family, __u32 ip, const bool source,
 }
 
 /* Changes the packet from what t->key says to what t->entry says. */
-static __always_inline bool
-rewrite(struct __sk_buff *skb, struct translation *t,
-	__u8 protocol)
+__noinline bool weft_rewrite(struct __sk_buff *skb)
 {
-	__u32 sum = t->transport + (protocol == PROTOCOL_TCP ?
-					    TCP_CHECKSUM_OFFSET :
-					    UDP_CHECKSUM_OFFSET);
-	__u64 flags = protocol == PROTOCOL_TCP ? 0 : BPF_F_MARK_MANGLED_0;
-	__be16 from = TO_CLIENT ? t->key.rest : t->key.rest >> 16;
-	__be16 to = t->entry.ends;
+	struct translation *t = translation();
+	__be16 from, to;
+	__u64 flags;
+	__u32 sum;
 
+	if (!t)
+		return false;
+	sum = TCP_CHECKSUM_OFFSET;
+	flags = 0;
+	if (protocol_of(t) == PROTOCOL_UDP) {
+		sum = UDP_CHECKSUM_OFFSET;
+		flags = BPF_F_MARK_MANGLED_0;
+	}
+	sum += t->transport;
+	from = TO_CLIENT ? t->key.rest : t->key.rest >> 16;
+	to = t->entry.ends;
 	if (!change_address(skb, family_at(t), t->network, TO_CLIENT, sum, flags,
 			    TO_CLIENT ? t->key.src : t->key.dst, t->entry.addr))
 		return false;
@@ -475,12 +513,12 @@ rewrite(struct __sk_buff *skb, struct translation *t,
 
 /* A fragment that is not the first has no ports: it goes where that went, if it
  * came before. */
-static __always_inline int
-translate_fragment(struct __sk_buff *skb, struct translation *t, __u8 protocol)
+__noinline int weft_translate_fragment(struct __sk_buff *skb, __u32 protocol)
 {
+	struct translation *t = translation();
 	const struct fragment *first;
 
-	if (!weft_find_datagram(skb, protocol))
+	if (!t || !weft_find_datagram(skb, protocol))
 		return TC_ACT_UNSPEC;
 	first = bpf_map_lookup_elem(&weft_fragments, &t->datagram);
 	if (!first || bpf_ktime_get_ns() - first->since_ns > FRAGMENTS_NS)
@@ -532,18 +570,17 @@ read_transport(struct __sk_buff *skb, const struct translation *t,
 }
 
 /* A packet of TCP or UDP, not a later fragment. */
-static __always_inline int
-translate_flow(struct __sk_buff *skb, struct translation *t,
-	       __u8 protocol)
+__noinline int weft_translate_flow(struct __sk_buff *skb, __u32 protocol)
 {
+	struct translation *t = translation();
 	__u32 ports = 0, service;
 	__u8 flags = 0;
 
-	if (!read_transport(skb, t, protocol, &ports, &flags))
+	if (!t || !read_transport(skb, t, protocol, &ports, &flags))
 		return TC_ACT_UNSPEC;
 	t->key.rest = conntrack_rest(ports & 0xffff, ports >> 16, protocol,
 				     family_at(t), TO_CLIENT ? CONNTRACK_REPLY : 0);
-	if (!goes_on(t, protocol, flags)) {
+	if (!weft_goes_on(flags)) {
 		if (TO_CLIENT || flags & TCP_RST)
 			return TC_ACT_UNSPEC;
 		service = weft_find_service();
@@ -553,7 +590,7 @@ translate_flow(struct __sk_buff *skb, struct translation *t,
 			return TC_ACT_SHOT;
 	}
 	remember_fragment(skb, t, protocol);
-	if (!rewrite(skb, t, protocol)) {
+	if (!weft_rewrite(skb)) {
 		COUNT(failed);
 		return TC_ACT_SHOT;
 	}
@@ -584,75 +621,84 @@ change_quoted(struct __sk_buff *skb, __u32 off, __u32 sum, __u16 from, __u16 to)
 	       !bpf_skb_store_bytes(skb, off, &to, sizeof(to), 0);
 }
 
-/* Changes the packet that an ICMP message quotes, from what t->other says to what
- * t->entry says, ports and checksum included as far as they are there. The quoted
- * packet went the other way: what is a source in t->other is its destination. */
-static __always_inline bool
-rewrite_quoted(struct __sk_buff *skb, struct translation *t,
-	       __u32 inner, __u32 transport)
+/* What follows changes the packet that an ICMP message quotes, from what t->other
+ * says to what t->entry says. The quoted packet went the other way: what is a source
+ * in t->other is its destination.
+ */
+
+static __always_inline const __u64 *quoted_server(const struct translation *t)
 {
-	const __u8 protocol = t->other.rest >> 32, family = t->other.rest >> 40;
-	const __u64 *from = TO_CLIENT ? t->other.src : t->other.dst;
-	__u32 icmp = t->transport + ICMP_CHECKSUM_OFFSET;
-	__u16 port = TO_CLIENT ? t->other.rest : t->other.rest >> 16;
-	__u16 to = t->entry.ends, sum = 0;
-	__u32 sum_at = transport + (protocol == PROTOCOL_TCP ?
-					    TCP_CHECKSUM_OFFSET :
-					    UDP_CHECKSUM_OFFSET);
-	__be32 *was = t->was, *is = t->is;
+	return TO_CLIENT ? t->other.src : t->other.dst;
+}
+
+/* Its address, at inner. Its own checksum makes up for that in IPv4, the message's has
+ * to in IPv6, and takes off again what the kernel was told of the sum of all bytes. */
+__noinline bool weft_rewrite_quoted_address(struct __sk_buff *skb, __u32 inner)
+{
+	struct translation *t = translation();
+	const __u64 *from;
 	__s64 diff;
 
-	was[0] = from[0];
-	was[1] = from[0] >> 32;
-	was[2] = from[1];
-	was[3] = from[1] >> 32;
-	was[4] = port;
-	is[0] = t->entry.addr[0];
-	is[1] = t->entry.addr[0] >> 32;
-	is[2] = t->entry.addr[1];
-	is[3] = t->entry.addr[1] >> 32;
-	is[4] = to;
-	diff = bpf_csum_diff(was, sizeof(t->was), is, sizeof(t->is), 0);
-	/* The quoted header's checksum makes up for the address in IPv4; the
-	 * message's has to in IPv6. */
-	if (!change_address(skb, family, inner, !TO_CLIENT, 0, 0, from,
+	if (!t)
+		return false;
+	from = quoted_server(t);
+	if (!change_address(skb, family_at(t), inner, !TO_CLIENT, 0, 0, from,
 			    t->entry.addr))
 		return false;
-	if (family == FAMILY_IPV6) {
-		/* what change_address told the kernel of the bytes' sum is
-		 * taken off again with PSEUDO */
-		__s64 addresses = bpf_csum_diff(was, 16, is, 16, 0);
+	if (family_at(t) == FAMILY_IPV4)
+		return true;
+	diff = bpf_csum_diff((__be32 *)from, 16, (__be32 *)t->entry.addr, 16, 0);
+	return !bpf_l4_csum_replace(skb, t->transport + ICMP_CHECKSUM_OFFSET, 0,
+				    diff, BPF_F_PSEUDO_HDR);
+}
 
-		if (bpf_l4_csum_replace(skb, icmp, 0, addresses,
-					BPF_F_PSEUDO_HDR))
-			return false;
-	}
+/* Its port, and its checksum as far as that is there. */
+__noinline bool weft_rewrite_quoted_port(struct __sk_buff *skb, __u32 transport)
+{
+	struct translation *t = translation();
+	__u16 port, to, sum = 0;
+	__u32 icmp, sum_at;
+	bool udp;
+	__s64 diff;
+
+	if (!t)
+		return false;
+	udp = (__u8)(t->other.rest >> 32) == PROTOCOL_UDP;
+	icmp = t->transport + ICMP_CHECKSUM_OFFSET;
+	port = TO_CLIENT ? t->other.rest : t->other.rest >> 16;
+	to = t->entry.ends;
 	if (port != to &&
 	    !change_quoted(skb, transport + (TO_CLIENT ? 2 : 0), icmp, port, to))
 		return false;
+	sum_at = transport + (udp ? UDP_CHECKSUM_OFFSET : TCP_CHECKSUM_OFFSET);
 	if (sum_at + sizeof(sum) > t->end ||
 	    bpf_skb_load_bytes(skb, sum_at, &sum, sizeof(sum)))
 		return true; /* it is not quoted */
-	if (!sum && protocol == PROTOCOL_UDP)
+	if (!sum && udp)
 		return true; /* it has none */
+	diff = bpf_csum_diff((__be32 *)quoted_server(t), 16,
+			     (__be32 *)t->entry.addr, 16,
+			     (__u16)~port + (__u32)to);
 	to = new_checksum(sum, diff);
-	if (!to && protocol == PROTOCOL_UDP)
+	if (!to && udp)
 		to = 0xffff;
 	return to == sum || change_quoted(skb, sum_at, icmp, sum, to);
 }
 
 /* Finds the flow of the packet that an ICMP error quotes at inner: its key becomes
  * t->other, its entry t->entry. 0: it is of none; else where its ports are. */
-static __always_inline __u32
-find_quoted(struct __sk_buff *skb, struct translation *t,
-	    __u32 inner)
+__noinline __u32 weft_find_quoted(struct __sk_buff *skb, __u32 inner)
 {
+	struct translation *t = translation();
 	const struct conntrack *entry;
-	union scratch *ip = &t->ip;
 	__u32 transport, ports;
-	__u8 protocol, family = family_at(t);
+	union scratch *ip;
+	__u8 protocol;
 
-	if (family == FAMILY_IPV4) {
+	if (!t)
+		return 0;
+	ip = &t->ip;
+	if (family_at(t) == FAMILY_IPV4) {
 		if (!load(skb, inner, t->end, &ip->ip4, sizeof(ip->ip4)) ||
 		    ip->ip4.version != 4 || ip->ip4.ihl < 5 ||
 		    ip->ip4.frag_off & bpf_htons(IPV4_FRAGMENT_OFFSET))
@@ -680,7 +726,7 @@ find_quoted(struct __sk_buff *skb, struct translation *t,
 	if (!load(skb, transport, t->end, &ports, sizeof(ports)))
 		return 0;
 	t->other.rest = conntrack_rest(ports >> 16, ports & 0xffff, protocol,
-				       family, TO_CLIENT ? CONNTRACK_REPLY : 0);
+				       family_at(t), TO_CLIENT ? CONNTRACK_REPLY : 0);
 	entry = bpf_map_lookup_elem(&weft_conntrack, &t->other);
 	if (!entry || is_over(entry, protocol, bpf_ktime_get_ns()))
 		return 0;
@@ -696,49 +742,53 @@ static __always_inline bool is_icmp_error(__u8 family, __u8 type)
 	       type == ICMP4_PARAMETER;
 }
 
+/* The address of the ICMP message itself. */
+__noinline bool weft_rewrite_message(struct __sk_buff *skb)
+{
+	struct translation *t = translation();
+
+	if (!t)
+		return false;
+	return change_address(skb, family_at(t), t->network, TO_CLIENT,
+			      family_at(t) == FAMILY_IPV6 ?
+				      t->transport + ICMP_CHECKSUM_OFFSET :
+				      0,
+			      0, TO_CLIENT ? t->key.src : t->key.dst,
+			      t->entry.addr);
+}
+
 /* An ICMP message: errors say what packet they are about, and those that senders
  * need most (a packet is too big) are sent by routers that have seen it translated. */
-static __always_inline int
-translate_error(struct __sk_buff *skb, struct translation *t)
+__noinline int weft_translate_error(struct __sk_buff *skb)
 {
-	const __u64 *end = TO_CLIENT ? t->key.src : t->key.dst;
-	__u32 inner = t->transport + ICMP_HEADER_BYTES, transport;
-	const __u64 *server;
+	struct translation *t = translation();
+	const __u64 *end, *server;
+	__u32 inner, transport;
 	bool from_end;
 	__u8 type;
 
-	if (!load(skb, t->transport, t->end, &type, sizeof(type)) ||
+	if (!t || !load(skb, t->transport, t->end, &type, sizeof(type)) ||
 	    !is_icmp_error(family_at(t), type))
 		return TC_ACT_UNSPEC;
-	transport = find_quoted(skb, t, inner);
+	inner = t->transport + ICMP_HEADER_BYTES;
+	transport = weft_find_quoted(skb, inner);
 	if (!transport)
 		return TC_ACT_UNSPEC;
 	/* A backend's own message comes from the service. To a backend, only those
 	 * go that are to the service. */
-	server = TO_CLIENT ? t->other.src : t->other.dst;
+	end = TO_CLIENT ? t->key.src : t->key.dst;
+	server = quoted_server(t);
 	from_end = end[0] == server[0] && end[1] == server[1];
 	if (!TO_CLIENT && !from_end)
 		return TC_ACT_UNSPEC;
-	if (!rewrite_quoted(skb, t, inner, transport) ||
-	    (from_end &&
-	     !change_address(skb, family_at(t), t->network, TO_CLIENT,
-			     family_at(t) == FAMILY_IPV6 ?
-				     t->transport + ICMP_CHECKSUM_OFFSET :
-				     0,
-			     0, end, t->entry.addr))) {
+	if (!weft_rewrite_quoted_address(skb, inner) ||
+	    !weft_rewrite_quoted_port(skb, transport) ||
+	    (from_end && !weft_rewrite_message(skb))) {
 		COUNT(failed);
 		return TC_ACT_SHOT;
 	}
 	COUNT(errors);
 	return TC_ACT_UNSPEC;
-}
-
-/* See translate_error: not static, and so verified once, by itself. */
-__noinline int weft_translate_error(struct __sk_buff *skb)
-{
-	struct translation *t = translation();
-
-	return t ? translate_error(skb, t) : TC_ACT_UNSPEC;
 }
 
 /* Fills in what is known of a packet but for the ports and what is above, and returns
@@ -773,11 +823,11 @@ static __always_inline int translate(struct __sk_buff *skb)
 	if (protocol < 0 || !t)
 		return TC_ACT_UNSPEC;
 	if (!t->transport)
-		return translate_fragment(skb, t, protocol);
+		return weft_translate_fragment(skb, protocol);
 	switch (protocol) {
 	case PROTOCOL_TCP:
 	case PROTOCOL_UDP:
-		return translate_flow(skb, t, protocol);
+		return weft_translate_flow(skb, protocol);
 	case IPPROTO_ICMP:
 		return family_at(t) == FAMILY_IPV4 ? weft_translate_error(skb) :
 						     TC_ACT_UNSPEC;
