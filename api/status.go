@@ -262,6 +262,25 @@ type ServiceTable struct {
 	Failures      uint64 `json:"failures"`  // changes that could not be made
 	// VerifiedAt is when all of it was last compared with what is wanted.
 	VerifiedAt time.Time `json:"verifiedAt,omitzero"`
+	// Translation is nil where packets that come from no local socket do not reach services.
+	Translation *Translation `json:"translation,omitempty"`
+}
+
+// Translation is what programs at devices do with packets to services. Its counts outlive the agent.
+type Translation struct {
+	Devices  []Device `json:"devices"`
+	Flows    int      `json:"flows"`    // as last counted
+	MaxFlows int      `json:"maxFlows"` // beyond which those that were silent for longest are forgotten
+	Begun    uint64   `json:"begun"`    // flows that got a backend
+	Requests uint64   `json:"requests"` // packets to backends
+	Replies  uint64   `json:"replies"`  // packets back to clients
+	Errors   uint64   `json:"icmpErrors"`
+	// Packets that were dropped: the service has no backend; its only one is the client itself; the client's port talks to each
+	// already, by another service; the kernel had no memory.
+	Refused uint64 `json:"refused"`
+	Hairpin uint64 `json:"hairpin"`
+	Clashes uint64 `json:"clashes"`
+	Failed  uint64 `json:"failed"`
 }
 
 // PodDevices is what there is at the devices of this node's own pods.
@@ -431,6 +450,18 @@ func (s *Status) assessDatapath(add func(string, ...any)) {
 		for _, p := range device.Programs {
 			if !p.Attached {
 				add("datapath: pod device %s: %s is not attached%s", device.Name, p.Name, because(p.Error))
+			}
+		}
+	}
+	if d.Services != nil && d.Services.Translation != nil {
+		for _, device := range d.Services.Translation.Devices {
+			if device.Error != "" {
+				add("datapath: --service-tc-devices %s: %s", device.Name, device.Error)
+			}
+			for _, p := range device.Programs {
+				if !p.Attached {
+					add("datapath: device %s: %s is not attached%s", device.Name, p.Name, because(p.Error))
+				}
 			}
 		}
 	}

@@ -31,6 +31,7 @@ func bpfCommand(env environment, c *clientOptions) *cobra.Command {
 		group("ipcache", "The map that identifies addresses", bpfIPCacheList(env, c), bpfIPCacheGet(env, c)),
 		group("counters", "Packets by identity and verdict", bpfCountersList(env, c)),
 		group("service", "The table of services that sockets are given backends from", bpfServiceList(env, c)),
+		group("conntrack", "Flows to services that come from no local socket", bpfConntrackList(env, c)),
 	)
 }
 

@@ -92,6 +92,8 @@ type agentOptions struct {
 	flowSample           uint32
 	serviceLB            bool
 	serviceCgroup        string
+	serviceTC            bool
+	serviceTCDevices     []string
 	serviceAlgorithm     string
 	metricsAddress       netip.AddrPort
 	pageAddress          netip.AddrPort
@@ -156,6 +158,10 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 		"give sockets that ask for a service one of its backends, in whatever cluster it is")
 	flags.StringVar(&o.serviceCgroup, "service-cgroup", "",
 		"`directory` of the cgroup whose sockets reach services (default: the root of the unified hierarchy)")
+	flags.BoolVar(&o.serviceTC, "service-tc", false,
+		"let packets of pods reach services, too, that come from no socket of the cgroup, by programs at the pods' devices")
+	flags.StringSliceVar(&o.serviceTCDevices, "service-tc-devices", nil,
+		"`device` behind which there are more clients of services, such as machines that this node routes for; may be repeated")
 	flags.StringVar(&o.serviceAlgorithm, "service-algorithm", service.Random.String(),
 		"how a backend is chosen where a service does not say it, a `word`: random or maglev")
 	flags.TextVar(&o.metricsAddress, "metrics-address", netip.AddrPort{},
@@ -311,6 +317,10 @@ func (c *agentConfig) check() (err error) {
 		return errors.New("--service-cgroup: it is used with --service-lb alone: give that, too")
 	case c.serviceCgroup != "" && !filepath.IsAbs(c.serviceCgroup):
 		return fmt.Errorf("--service-cgroup %q: want an absolute path", c.serviceCgroup)
+	case c.serviceTC && !c.serviceLB:
+		return errors.New("--service-tc: it is used with --service-lb alone: give that, too")
+	case len(c.serviceTCDevices) > 0 && !c.serviceTC:
+		return errors.New("--service-tc-devices: they are used with --service-tc alone: give that, too")
 	case c.tunnelPort == 0:
 		return errors.New("--tunnel-port: want at least 1")
 	case c.overlayCheck != "drop" && c.overlayCheck != "count":

@@ -161,6 +161,9 @@ var helpTexts = map[string]help{
 	"bpf service list": {"List the services of the kernel's table: frontends, the backends that sockets are given now, how one is chosen, and how many " +
 		"flows got one or were refused. It is read off its pins and needs no agent.",
 		[]string{"weft bpf service list", "weft bpf service list -o json"}},
+	"bpf conntrack list": {"List the flows that programs at devices translate to backends of services, and back, as with --service-tc: who " +
+		"asked for what, and which backend answers. A flow is asked, answered or closed. It is read off the kernel's map and needs no agent.",
+		[]string{"weft bpf conntrack list", "weft bpf conntrack list -o json"}},
 	"flows": {"Show sampled packets with the identities of both sides, as the kernel's programs saw them: the agent remembers the last 4096. How " +
 		"many packets are sampled is the agent's --flow-sample. Of several filters all count; those about a peer let through what either side " +
 		"is. With --pcap, what is known of each packet goes into a file that Wireshark and tcpdump read.",

@@ -241,6 +241,15 @@ func allocatorFamily(each func(*api.Allocator, emit)) func(*snapshot, emit) {
 	}
 }
 
+// translationFamily is for a node whose devices translate packets to services.
+func translationFamily(each func(*api.Translation, emit)) func(*snapshot, emit) {
+	return func(s *snapshot, emit emit) {
+		if of := s.Datapath.Services; of != nil && of.Translation != nil {
+			each(of.Translation, emit)
+		}
+	}
+}
+
 // etcd is what is known of the etcd of one cluster.
 type etcd struct {
 	cluster, scope string
@@ -396,6 +405,23 @@ var kernelFamilies = []family{
 		func(t *api.ServiceTable, emit emit) { emit(float64(t.MaxAffinities)) }),
 	serviceCount("sockets_ended_total", "Connected UDP sockets that were ended as their backend was gone.", "", prometheus.CounterValue,
 		func(t *api.ServiceTable, emit emit) { emit(float64(t.Destroyed)) }),
+	{"service_translation_flows", "Flows to services whose packets are translated, as last counted, and the most there is room for.",
+		[]string{"kind"}, prometheus.GaugeValue, translationFamily(func(t *api.Translation, emit emit) {
+			emit(float64(t.Flows), "present")
+			emit(float64(t.MaxFlows), "max")
+		})},
+	{"service_translation_begun_total", "Flows to services that were given a backend by programs at devices.", nil, prometheus.CounterValue,
+		translationFamily(func(t *api.Translation, emit emit) { emit(float64(t.Begun)) })},
+	{"service_translation_packets_total", "Packets of flows to services, by what became of them; refused, hairpin, clash and failed are dropped.",
+		[]string{"outcome"}, prometheus.CounterValue, translationFamily(func(t *api.Translation, emit emit) {
+			emit(float64(t.Requests), "request")
+			emit(float64(t.Replies), "reply")
+			emit(float64(t.Errors), "icmp")
+			emit(float64(t.Refused), "refused")
+			emit(float64(t.Hairpin), "hairpin")
+			emit(float64(t.Clashes), "clash")
+			emit(float64(t.Failed), "failed")
+		})},
 	single("pod_addresses", "Addresses of this node's own pods that are known at their devices.",
 		func(s *snapshot) float64 { return float64(s.Datapath.Pods.Addresses) }),
 	single("pod_addresses_missing", "Addresses of this node's own pods whose device is not found.",

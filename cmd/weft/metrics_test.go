@@ -24,6 +24,7 @@ func busyStatus() api.Status {
 	s.Clusters[0].Rejected = map[string]uint64{"node/mismatch": 2}
 	s.KVStore.Certificates = []api.Certificate{{Role: "client", NotAfter: testNow}, {Role: "server", Of: "a", NotAfter: testNow}}
 	s.Datapath.Map = api.Map{Entries: 30, MaxEntries: 40, Pending: 1, Unclaimed: 2, Written: 5, Deleted: 4, Pruned: 3, Failures: 6, Error: "x"}
+	s.Datapath.Services.Translation = &api.Translation{Flows: 1}
 	return s
 }
 

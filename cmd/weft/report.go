@@ -214,11 +214,26 @@ func (a *agent) datapathStatus() api.Datapath {
 			Pending: t.Pending, Unclaimed: t.Unclaimed, Full: t.Full, Chosen: t.Chosen, Refused: t.Refused, Destroyed: t.Destroyed,
 			Slots: t.Slots, MaxSlots: t.MaxSlots, Affinities: t.Affinities, MaxAffinities: t.MaxAffinities,
 			Written: t.Written, Calls: t.Calls, Rebuilds: t.Rebuilds, Failures: t.Failures, VerifiedAt: t.VerifiedAt,
+			Translation: makeTranslation(t.Translation),
 		}
 		shown.Errors = append(shown.Errors, t.Problems()...)
 	}
 	if d.Flows.LastError != "" {
 		shown.Errors = append(shown.Errors, "flows: "+d.Flows.LastError)
+	}
+	return shown
+}
+
+func makeTranslation(t *datapath.TranslationStatus) *api.Translation {
+	if t == nil {
+		return nil
+	}
+	shown := &api.Translation{
+		Devices: []api.Device{}, Flows: t.Flows, MaxFlows: t.MaxFlows, Begun: t.Begun, Requests: t.Requests, Replies: t.Replies,
+		Errors: t.Errors, Refused: t.Refused, Hairpin: t.Hairpin, Clashes: t.Clashes, Failed: t.Failed,
+	}
+	for i := range t.Devices {
+		shown.Devices = append(shown.Devices, makeDevice(&t.Devices[i]))
 	}
 	return shown
 }

@@ -448,7 +448,17 @@ func (p *statusPrinter) datapath() {
 		p.branch("services: %d/%d frontends, %d/%d backends, %d/%d slots, %d pending, %d unclaimed, %s kept, %s refused: %s",
 			t.Frontends, t.MaxFrontends, t.Backends, t.MaxBackends, t.Slots, t.MaxSlots, t.Pending, t.Unclaimed,
 			count(t.Affinities, "client"), count(int(t.Refused), "flow"), t.Cgroup)
+		p.translation(t.Translation)
 	}
+}
+
+// translation tells of services for packets that come from no local socket.
+func (p *statusPrinter) translation(t *api.Translation) {
+	if t == nil {
+		return
+	}
+	p.branch("translation: at %s, %s of at most %d, packets dropped: %d without backend, %d to the client itself, %d of a port in use, %d without memory",
+		count(len(t.Devices), "device"), count(t.Flows, "flow"), t.MaxFlows, t.Refused, t.Hairpin, t.Clashes, t.Failed)
 }
 
 // pods tells of the devices of this node's own pods.
