@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -584,4 +585,36 @@ func TestTranslateFragments(t *testing.T) {
 			t.Errorf("counts %+v, want %+v", got, want)
 		}
 	})
+}
+
+// BenchmarkTranslate measures the programs alone, per packet, with PROG_RUN: what is to no service, and what is translated,
+// to the same address, so that a packet can be sent again and again.
+func BenchmarkTranslate(b *testing.B) {
+	for _, s := range scenes() {
+		k := loadTranslator(b)
+		k.serve(b, &testService{}, s.protocol, s.frontend, s.frontend)
+		request, reply := s.request().flagged(flagACK), s.reply().flagged(flagACK)
+		k.want(b, ToBackend, request.frame(), request.frame())
+		for _, c := range []struct {
+			name  string
+			kind  ConntrackKind
+			frame []byte
+		}{
+			{"request", ToBackend, request.frame()}, {"reply", ToClient, reply.frame()},
+			{"request-of-others", ToBackend, request.to(s.other).frame()}, {"reply-of-others", ToClient, reply.from(s.other).frame()},
+		} {
+			b.Run(s.name+"/"+c.name, func(b *testing.B) {
+				const repeat = 10_000
+				var spent time.Duration
+				for b.Loop() {
+					_, each, err := k.Programs[TranslationPrograms[c.kind].Name].Benchmark(c.frame, repeat, nil)
+					if err != nil {
+						b.Fatal(err)
+					}
+					spent += each
+				}
+				b.ReportMetric(float64(spent.Nanoseconds())/float64(b.N), "ns/packet")
+			})
+		}
+	}
 }
