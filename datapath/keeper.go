@@ -288,7 +288,7 @@ func (k *keeper) checkDevices(existing []device, defaults map[int]bool) (devices
 	if err == nil && attachErr == nil && !slices.ContainsFunc(devices, uplink) {
 		err = errors.New("no Ethernet device has a default route or an address of this node: name one with --devices")
 	}
-	if attachErr == nil && allAttached(devices) {
+	if attachErr == nil && allAttached(devices) && !k.waited { // what waits is replaced later
 		attachErr = dropReplaced(k.dir, k.programs)
 	}
 	lost = len(pods.missing) > 0 || troubled(devices, nil)

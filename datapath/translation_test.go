@@ -446,3 +446,71 @@ func pathMTU(t *testing.T, conn net.Conn, v6 bool) int {
 	}
 	return mtu
 }
+
+// While a table that was made anew is being filled, the programs of before go on with theirs.
+func TestTranslationOfAnotherVersion(t *testing.T) {
+	for name, withoutTCX := range podModes() {
+		t.Run(name, func(t *testing.T) {
+			h := newRouterHost(t, withoutTCX)
+			const frontend = "tcp 10.96.0.10:80"
+			h.services.put(frontend, []string{far4})
+			a := h.startRouter()
+			h.services.wantKernel(frontend, far4)
+			a.stop()
+			path := h.cfg.BPFFS + "/weft/services/slots"
+			other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 7})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Close()
+			if err := errors.Join(os.Remove(path), other.Pin(path)); err != nil {
+				t.Fatal(err)
+			}
+			h.services.setListed(false)
+			h.services.table = service.NewTable()
+			h.cfg.Services, h.cfg.ServicesListed = h.services.table, func() bool {
+				h.services.mu.Lock()
+				defer h.services.mu.Unlock()
+				return h.services.listed
+			}
+			a = h.startRouter()
+			h.a.wantAnswer("tcp", "10.96.0.10:80", far4)
+			h.services.put(frontend, []string{farther4})
+			h.services.wantKernel(frontend, farther4)
+			h.a.wantAnswer("tcp", "10.96.0.10:80", far4)
+			for _, d := range a.verify(false) { // those of sockets are told
+				if strings.Contains(d, "weft_to_backend") || strings.Contains(d, "weft_to_client") {
+					t.Errorf("a difference while the table is filled: %s", d)
+				}
+			}
+			h.services.setListed(true)
+			testutil.Eventually(t, patience, func() error {
+				for _, d := range a.Status().Services.Translation.Devices {
+					for i, p := range d.Programs {
+						if want := a.programs(t)[i]; p.ProgramID != want {
+							return fmt.Errorf("%s runs program %d, want %d", d.Name, p.ProgramID, want)
+						}
+					}
+				}
+				return nil
+			})
+			h.a.wantAnswer("tcp", "10.96.0.10:80", farther4)
+			if s := a.Status(); s.Drift[KindLink] != 0 {
+				t.Errorf("drift %v, and nobody else was there", s.Drift)
+			}
+		})
+	}
+}
+
+// programs are the numbers of the pinned programs that translate.
+func (a *agent) programs(t *testing.T) (ids [len(bpf.TranslationPrograms)]uint32) {
+	t.Helper()
+	for i, p := range bpf.TranslationPrograms {
+		id, err := programAt(a.h.cfg.BPFFS + "/weft/programs/" + p.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[i] = id
+	}
+	return ids
+}
