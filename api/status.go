@@ -456,7 +456,7 @@ func (s *Status) assessDatapath(add func(string, ...any)) {
 	if d.Services != nil && d.Services.Translation != nil {
 		for _, device := range d.Services.Translation.Devices {
 			if device.Error != "" {
-				add("datapath: --service-tc-devices %s: %s", device.Name, device.Error)
+				add("datapath: device %s: %s", device.Name, device.Error)
 			}
 			for _, p := range device.Programs {
 				if !p.Attached {
