@@ -122,7 +122,7 @@ func TestPrecedence(t *testing.T) {
 			values = custom
 		}
 		t.Run(f.Name, func(t *testing.T) {
-			base := map[string]string{"WEFT_CLUSTER_NAME": "base", "WEFT_CLUSTER_ID": "9", "WEFT_NODE_NAME": "base", "WEFT_CLUSTERMESH_CACHE_TTL": "9m", "WEFT_KUBERNETES": "true", "WEFT_KUBERNETES_SERVICES": "true", "WEFT_SERVICE_LB": "true"}
+			base := map[string]string{"WEFT_CLUSTER_NAME": "base", "WEFT_CLUSTER_ID": "9", "WEFT_NODE_NAME": "base", "WEFT_CLUSTERMESH_CACHE_TTL": "9m", "WEFT_KUBERNETES": "true", "WEFT_KUBERNETES_SERVICES": "true", "WEFT_SERVICE_LB": "true", "WEFT_SERVICE_TC": "true"}
 			file := writeFile(t, "agent.yaml", fmt.Sprintf("%s: %s\n", f.Name, values[2]))
 			get := func(env, flag string) string {
 				t.Helper()
