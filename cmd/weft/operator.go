@@ -114,7 +114,8 @@ func newOperatorOptions(flags *pflag.FlagSet) *operatorOptions {
 	flags.BoolVar(&o.globalNamespaces, "clustermesh-default-global-namespace", true,
 		"services of namespaces without the annotation "+source.NamespaceAnnotation+" can be global")
 	flags.DurationVar(&o.canaryDelay, "canary-delay", 2*time.Minute,
-		"how long agents have, in an etcd that is new or was emptied, before what they publish is declared complete, a `duration`")
+		"how long agents have, in an etcd that is new or was emptied, before what they publish is declared complete, and readers before a form of "+
+			"--service-export that is switched off is removed, a `duration`")
 	flags.TextVar(&o.metricsAddress, "metrics-address", netip.AddrPort{},
 		"`address` of the loopback device, such as 127.0.0.1:9963, that answers /metrics and health probes, too (default: the socket only)")
 	flags.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` of what is logged: debug, info, warn or error")
