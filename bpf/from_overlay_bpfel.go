@@ -23,6 +23,7 @@ const (
 	FromOverlayMapWeftFront        = "weft_front"
 	FromOverlayMapWeftHosts        = "weft_hosts"
 	FromOverlayMapWeftMissed       = "weft_missed"
+	FromOverlayMapWeftNear         = "weft_near"
 	FromOverlayMapWeftPods         = "weft_pods"
 	FromOverlayProgWeftFromOverlay = "weft_from_overlay"
 )
@@ -83,6 +84,7 @@ type FromOverlayMapSpecs struct {
 	WeftFront    *ebpf.MapSpec `ebpf:"weft_front"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
+	WeftNear     *ebpf.MapSpec `ebpf:"weft_near"`
 	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
@@ -119,6 +121,7 @@ type FromOverlayMaps struct {
 	WeftFront    *ebpf.Map `ebpf:"weft_front"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
+	WeftNear     *ebpf.Map `ebpf:"weft_near"`
 	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
@@ -131,6 +134,7 @@ func (m *FromOverlayMaps) Close() error {
 		m.WeftFront,
 		m.WeftHosts,
 		m.WeftMissed,
+		m.WeftNear,
 		m.WeftPods,
 	)
 }

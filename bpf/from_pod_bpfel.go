@@ -23,6 +23,7 @@ const (
 	FromPodMapWeftFront    = "weft_front"
 	FromPodMapWeftHosts    = "weft_hosts"
 	FromPodMapWeftMissed   = "weft_missed"
+	FromPodMapWeftNear     = "weft_near"
 	FromPodMapWeftPods     = "weft_pods"
 	FromPodProgWeftFromPod = "weft_from_pod"
 )
@@ -83,6 +84,7 @@ type FromPodMapSpecs struct {
 	WeftFront    *ebpf.MapSpec `ebpf:"weft_front"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
+	WeftNear     *ebpf.MapSpec `ebpf:"weft_near"`
 	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
@@ -119,6 +121,7 @@ type FromPodMaps struct {
 	WeftFront    *ebpf.Map `ebpf:"weft_front"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
+	WeftNear     *ebpf.Map `ebpf:"weft_near"`
 	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
@@ -131,6 +134,7 @@ func (m *FromPodMaps) Close() error {
 		m.WeftFront,
 		m.WeftHosts,
 		m.WeftMissed,
+		m.WeftNear,
 		m.WeftPods,
 	)
 }

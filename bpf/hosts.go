@@ -34,8 +34,12 @@ type hostsHead struct {
 	Seeds   [3]uint64
 	Summary uint64
 	Groups  uint64
-	Pad     [2]uint64
+	Epoch   uint64
+	Pad     uint64
 }
+
+// epochWord is where Epoch is.
+const epochWord = int(unsafe.Offsetof(hostsHead{}.Epoch) / 8)
 
 // hostsSlotWords is how many words a slot of a family takes.
 func hostsSlotWords(family Family) int {
@@ -84,6 +88,7 @@ type HostTable struct {
 	hosts   []uint32 // how many stand behind each bit of the summary
 	live    int
 	writes  uint32 // of IPv6 slots; tells apart any two contents of one
+	epoch   uint64 // the last one
 }
 
 // NewHostTable makes an empty table that is planned for a number of entries, of HostsLines lines of memory that is zero
@@ -110,7 +115,18 @@ func NewHostTable(memory []byte, family Family, entries int, seeds [3]uint64) (*
 		groups:  groups,
 		summary: summary,
 		hosts:   make([]uint32, summary*lineWords*64),
+		epoch:   seeds[0],
 	}, nil
+}
+
+// BeginWrite makes programs that see the table remember no identity from here on: MapIPCache or a table is about to be
+// written. A new table begins like that.
+func (t *HostTable) BeginWrite() { t.words[epochWord].Store(0) }
+
+// EndWrite lets programs remember what they find, until the next BeginWrite.
+func (t *HostTable) EndWrite() {
+	t.epoch = max(t.epoch+1, 1)
+	t.words[epochWord].Store(t.epoch)
 }
 
 // Len is how many entries the table holds.

@@ -189,6 +189,7 @@ func TestSharedMaps(t *testing.T) {
 	want := map[string]shape{
 		"ipcache":       {ebpf.LPMTrie, 24, 24, 512000, noPrealloc | readOnlyProg},
 		"weft_counters": {ebpf.PerCPUHash, 12, 16, 65536, noPrealloc},
+		"weft_near":     {ebpf.PerCPUArray, 4, 32, 256, 0},
 		"weft_front":    {ebpf.PerCPUArray, 4, 64, 1024, 0},
 		"weft_missed":   {ebpf.PerCPUArray, 4, 64, 1, 0},
 		"weft_events":   {ebpf.RingBuf, 0, 0, 1 << 20, 0},

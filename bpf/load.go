@@ -13,6 +13,7 @@ import (
 const (
 	MapIPCache  = FromNetdevMapIpcache      // IPCacheKey to IPCacheValue
 	MapCounters = FromNetdevMapWeftCounters // CounterKey to CounterValue, per CPU
+	MapNear     = FromNetdevMapWeftNear     // what programs remember of addresses, per CPU
 	MapFront    = FromNetdevMapWeftFront    // FrontLine by its number, per CPU
 	MapMissed   = FromNetdevMapWeftMissed   // 0 to Missed, per CPU
 	MapEvents   = FromNetdevMapWeftEvents   // ring buffer of Event

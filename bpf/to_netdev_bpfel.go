@@ -23,6 +23,7 @@ const (
 	ToNetdevMapWeftFront     = "weft_front"
 	ToNetdevMapWeftHosts     = "weft_hosts"
 	ToNetdevMapWeftMissed    = "weft_missed"
+	ToNetdevMapWeftNear      = "weft_near"
 	ToNetdevMapWeftPods      = "weft_pods"
 	ToNetdevProgWeftToNetdev = "weft_to_netdev"
 )
@@ -83,6 +84,7 @@ type ToNetdevMapSpecs struct {
 	WeftFront    *ebpf.MapSpec `ebpf:"weft_front"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
+	WeftNear     *ebpf.MapSpec `ebpf:"weft_near"`
 	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
@@ -119,6 +121,7 @@ type ToNetdevMaps struct {
 	WeftFront    *ebpf.Map `ebpf:"weft_front"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
+	WeftNear     *ebpf.Map `ebpf:"weft_near"`
 	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
@@ -131,6 +134,7 @@ func (m *ToNetdevMaps) Close() error {
 		m.WeftFront,
 		m.WeftHosts,
 		m.WeftMissed,
+		m.WeftNear,
 		m.WeftPods,
 	)
 }

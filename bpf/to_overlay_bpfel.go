@@ -23,6 +23,7 @@ const (
 	ToOverlayMapWeftFront      = "weft_front"
 	ToOverlayMapWeftHosts      = "weft_hosts"
 	ToOverlayMapWeftMissed     = "weft_missed"
+	ToOverlayMapWeftNear       = "weft_near"
 	ToOverlayMapWeftPods       = "weft_pods"
 	ToOverlayProgWeftToOverlay = "weft_to_overlay"
 )
@@ -83,6 +84,7 @@ type ToOverlayMapSpecs struct {
 	WeftFront    *ebpf.MapSpec `ebpf:"weft_front"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
+	WeftNear     *ebpf.MapSpec `ebpf:"weft_near"`
 	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
@@ -119,6 +121,7 @@ type ToOverlayMaps struct {
 	WeftFront    *ebpf.Map `ebpf:"weft_front"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
+	WeftNear     *ebpf.Map `ebpf:"weft_near"`
 	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
@@ -131,6 +134,7 @@ func (m *ToOverlayMaps) Close() error {
 		m.WeftFront,
 		m.WeftHosts,
 		m.WeftMissed,
+		m.WeftNear,
 		m.WeftPods,
 	)
 }

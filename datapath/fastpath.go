@@ -66,6 +66,8 @@ func (f *fastPath) Close() { f.hosts.Close() }
 
 // Update is that of the map.
 func (f *fastPath) Update(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) (int, error) {
+	f.hosts.beginWrite()
+	defer f.hosts.endWrite()
 	f.hosts.remove(keys)
 	n, err := f.trie.Update(keys, values)
 	f.hosts.add(keys[:n], values[:n])
@@ -75,6 +77,8 @@ func (f *fastPath) Update(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) (int
 
 // Delete is that of the map.
 func (f *fastPath) Delete(keys []bpf.IPCacheKey) (int, error) {
+	f.hosts.beginWrite()
+	defer f.hosts.endWrite()
 	f.hosts.remove(keys)
 	f.publish()
 	return f.trie.Delete(keys)
@@ -93,6 +97,7 @@ func (f *fastPath) Dump(yield func([]bpf.IPCacheKey, []bpf.IPCacheValue)) error 
 		return err
 	}
 	drift := f.hosts.drift(&fresh)
+	fresh.endWrite()
 	for i := range fresh.tables {
 		if err := f.show(familyAt(i), fresh.tables[i]); err != nil {
 			return err

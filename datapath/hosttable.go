@@ -53,6 +53,24 @@ func (s *hostSet) Close() {
 	}
 }
 
+// beginWrite and endWrite frame what is written to the map or the tables. Tables that come in between are
+// framed, too.
+func (s *hostSet) beginWrite() {
+	for _, t := range s.tables {
+		if t != nil {
+			t.BeginWrite()
+		}
+	}
+}
+
+func (s *hostSet) endWrite() {
+	for _, t := range s.tables {
+		if t != nil {
+			t.EndWrite()
+		}
+	}
+}
+
 // remove takes keys out of the tables that have them.
 func (s *hostSet) remove(keys []bpf.IPCacheKey) {
 	for i := range keys {

@@ -19,6 +19,7 @@ import (
 var pins = map[string]string{
 	bpf.MapIPCache:  pinIPCache,
 	bpf.MapCounters: pinCounters,
+	bpf.MapNear:     pinNear,
 	bpf.MapFront:    pinFront,
 	bpf.MapMissed:   pinMissed,
 	bpf.MapEvents:   pinEvents,

@@ -18,6 +18,7 @@ const (
 	pinDirName     = "weft"
 	pinIPCache     = "ipcache"
 	pinCounters    = "counters"
+	pinNear        = "near"
 	pinFront       = "front"
 	pinMissed      = "missed"
 	pinEvents      = "events"

@@ -14,6 +14,10 @@
 #define FRONT_LINES 1024
 #define FRONT_SHIFT 22 /* from 32 bits to the number of a line */
 
+/* Of a node's own addresses, and 8 KiB a CPU. */
+#define NEAR_ENDS 256
+#define NEAR_SHIFT 56 /* from 64 bits to the number of one */
+
 /* One MiB holds 13,107 events of 72 bytes with their header of 8. */
 #define EVENTS_BYTES (1 << 20)
 

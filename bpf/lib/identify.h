@@ -12,6 +12,7 @@
 #include "consts.h"
 #include "lookup.h"
 #include "maps.h"
+#include "near.h"
 #include "parse.h"
 #include "structs.h"
 
@@ -29,23 +30,49 @@ struct finding {
 	enum mode mode;
 };
 
-/* Looks both ends up; the verdict is that of the peer. */
+/* Of the first argument of weft_identify_end, beside the family. */
+#define END_NEAR 0x100
+
+/* Of its result, beside the identity. */
+#define END_KNOWN_SHIFT 32
+
+/* The identity of one end of a packet, or world if its address has no entry.
+ *
+ * Not static: verified once, by itself. What it decides are no ways through the
+ * programs, of which the verifier of 6.1 would follow each to the end. */
+__noinline __u64 weft_identify_end(__u32 end, __u64 d1, __u64 d2, __u32 world)
+{
+	__u32 family = end & 0xff;
+	__u32 identity;
+
+	identity = end & END_NEAR ? near_identity(family, d1, d2) :
+				    weft_find_identity(family, d1, d2);
+	return identity ? identity | 1ULL << END_KNOWN_SHIFT : world;
+}
+
+/* Looks both ends up; the verdict is that of the peer. The node's own end is the
+ * other one, but at pods' devices. */
 static __always_inline void
 identify_ends(const struct config *config, const enum direction direction,
 	      __u8 family, const struct addresses *addresses,
 	      struct finding *found)
 {
+	bool dst_near = (direction == DIRECTION_INGRESS) !=
+			(found->mode == MODE_POD);
 	__u32 world = world_of(config, family);
-	__u32 src, dst;
+	__u64 src, dst, peer;
 
-	src = weft_find_identity(family, addresses->src[0], addresses->src[1]);
-	dst = weft_find_identity(family, addresses->dst[0], addresses->dst[1]);
-	found->verdict = (direction == DIRECTION_INGRESS ? src : dst) ?
-				 VERDICT_IDENTIFIED :
-				 VERDICT_WORLD;
-	found->src_identity = src ? src : world;
-	found->dst_identity = dst ? dst : world;
+	src = weft_identify_end(family | (dst_near ? 0 : END_NEAR),
+				addresses->src[0], addresses->src[1], world);
+	dst = weft_identify_end(family | (dst_near ? END_NEAR : 0),
+				addresses->dst[0], addresses->dst[1], world);
+	peer = direction == DIRECTION_INGRESS ? src : dst;
+	found->verdict = VERDICT_WORLD - (peer >> END_KNOWN_SHIFT);
+	found->src_identity = src;
+	found->dst_identity = dst;
 }
+
+_Static_assert(VERDICT_IDENTIFIED == VERDICT_WORLD - 1, "verdicts");
 
 /* Direction, verdict and mode in one number, as struct counter_key has them. */
 #define SUMMARY_VERDICT_SHIFT 8
@@ -102,8 +129,8 @@ count_in_front(__u64 identities, __u32 summary, __u64 bytes)
 	       count_at(second, identities, rest, bytes);
 }
 
-/* Counts in weft_counters. Not static: verified once, by itself, and its stack
- * is not that of the programs. */
+/* Counts a packet. Not static: verified once, by itself, and its stack is not that
+ * of the programs. It returns 0, since such functions must return something. */
 __noinline int weft_count(__u64 identities, __u32 summary, __u32 bytes)
 {
 	const __u8 direction = summary & 1;
@@ -115,6 +142,8 @@ __noinline int weft_count(__u64 identities, __u32 summary, __u32 bytes)
 	struct counter_value *value;
 	struct missed *lost;
 
+	if (count_in_front(identities, summary, bytes))
+		return 0;
 	write_head(&key, identities);
 	key.rest = summary;
 	value = bpf_map_lookup_elem(&weft_counters, &key);
@@ -203,8 +232,7 @@ report(struct __sk_buff *skb, const struct config *config,
 	__u32 summary = direction | found->verdict << SUMMARY_VERDICT_SHIFT |
 			found->mode << SUMMARY_MODE_SHIFT;
 
-	if (!count_in_front(identities, summary, skb->len))
-		weft_count(identities, summary, skb->len);
+	weft_count(identities, summary, skb->len);
 	if (sampled(config->flow_sample))
 		weft_emit(skb, identities, summary);
 }

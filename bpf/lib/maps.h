@@ -33,6 +33,14 @@ struct {
 	});
 } weft_hosts SEC(".maps");
 
+/* The ends of packets that are not the peer, see near.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, NEAR_ENDS);
+	__type(key, __u32);
+	__type(value, struct near_end);
+} weft_near SEC(".maps");
+
 /* Without preallocation, which would take 1 MiB a CPU for a map that is
  * mostly empty. Once full, it keeps counting the keys that it has; packets
  * with a new key are counted in weft_missed. */

@@ -70,13 +70,31 @@ struct hosts_line {
 	__u64 words[8];
 };
 
-/* The first line. It never changes while programs can see the table. */
+/* The first line. But for the epoch, it never changes while programs can see the
+ * table. No two epochs are the same, of whatever tables. */
 struct hosts_head {
 	__u64 layout;   /* HOSTS_LAYOUT */
 	__u64 seeds[3]; /* at random; the last two odd */
 	__u64 summary;  /* lines of the summary */
 	__u64 groups;   /* lines of tags, of 64 slots each */
-	__u64 pad[2];
+	__u64 epoch;    /* of near.h: 0 while ipcache or a table is written */
+	__u64 pad;
+};
+
+/* How sure a CPU is of what it remembers of an address. */
+enum near_state {
+	NEAR_SEEN = 1,  /* a packet had it, in this epoch */
+	NEAR_ASKED = 2, /* a later one asked for its identity */
+	NEAR_KNOWN = 3, /* and a later one found that nothing had changed */
+};
+
+/* An address that is remembered, as its identity in an epoch. */
+struct near_end {
+	__u64 d1, d2;   /* as in union v6addr, of IPv4 the rest is 0 */
+	__u64 epoch;    /* of the table of its family */
+	__u32 identity; /* IDENTITY_NONE: it has no entry */
+	__u16 family;   /* enum family */
+	__u16 state;    /* enum near_state */
 };
 
 struct counter_key {

@@ -12,6 +12,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "../lib/lookup.h"
+#include "../lib/near.h"
 
 struct measurement {
 	__u32 lookups; /* to be made */
@@ -45,7 +46,7 @@ struct {
 	__type(value, struct measurement);
 } measure_order SEC(".maps");
 
-enum way { NOTHING, TRIE, IDENTITY, CHECK };
+enum way { NOTHING, TRIE, IDENTITY, NEAR, CHECK };
 
 static __always_inline __u32 checksum(const union v6addr *addr)
 {
@@ -84,6 +85,8 @@ step(struct measurement *m, const enum way way)
 	__builtin_memcpy(&key, next, sizeof(key));
 	if (way == IDENTITY || way == CHECK)
 		identity = find_identity(next->family, &key.ip6);
+	else if (way == NEAR)
+		identity = near_identity(next->family, key.ip6.d1, key.ip6.d2);
 	else if (way == TRIE)
 		identity = find_prefix(next->family, &key);
 	else
@@ -112,6 +115,11 @@ static long step_trie(__u32 i, struct measurement *m)
 static long step_identity(__u32 i, struct measurement *m)
 {
 	return step(m, IDENTITY);
+}
+
+static long step_near(__u32 i, struct measurement *m)
+{
+	return step(m, NEAR);
 }
 
 static long step_check(__u32 i, struct measurement *m)
@@ -150,6 +158,12 @@ SEC("tc")
 int measure_identity(struct __sk_buff *skb)
 {
 	return measure(step_identity);
+}
+
+SEC("tc")
+int measure_near(struct __sk_buff *skb)
+{
+	return measure(step_near);
 }
 
 /* Counts answers that no order of writes makes right. */

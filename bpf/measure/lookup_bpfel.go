@@ -25,10 +25,12 @@ const (
 	LookupMapWeftFront        = "weft_front"
 	LookupMapWeftHosts        = "weft_hosts"
 	LookupMapWeftMissed       = "weft_missed"
+	LookupMapWeftNear         = "weft_near"
 	LookupMapWeftPods         = "weft_pods"
 	LookupProgMeasureCheck    = "measure_check"
 	LookupProgMeasureEmpty    = "measure_empty"
 	LookupProgMeasureIdentity = "measure_identity"
+	LookupProgMeasureNear     = "measure_near"
 	LookupProgMeasureNothing  = "measure_nothing"
 	LookupProgMeasureTrie     = "measure_trie"
 )
@@ -78,6 +80,7 @@ type LookupProgramSpecs struct {
 	MeasureCheck    *ebpf.ProgramSpec `ebpf:"measure_check"`
 	MeasureEmpty    *ebpf.ProgramSpec `ebpf:"measure_empty"`
 	MeasureIdentity *ebpf.ProgramSpec `ebpf:"measure_identity"`
+	MeasureNear     *ebpf.ProgramSpec `ebpf:"measure_near"`
 	MeasureNothing  *ebpf.ProgramSpec `ebpf:"measure_nothing"`
 	MeasureTrie     *ebpf.ProgramSpec `ebpf:"measure_trie"`
 }
@@ -95,6 +98,7 @@ type LookupMapSpecs struct {
 	WeftFront    *ebpf.MapSpec `ebpf:"weft_front"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
+	WeftNear     *ebpf.MapSpec `ebpf:"weft_near"`
 	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
@@ -133,6 +137,7 @@ type LookupMaps struct {
 	WeftFront    *ebpf.Map `ebpf:"weft_front"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
+	WeftNear     *ebpf.Map `ebpf:"weft_near"`
 	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
@@ -147,6 +152,7 @@ func (m *LookupMaps) Close() error {
 		m.WeftFront,
 		m.WeftHosts,
 		m.WeftMissed,
+		m.WeftNear,
 		m.WeftPods,
 	)
 }
@@ -164,6 +170,7 @@ type LookupPrograms struct {
 	MeasureCheck    *ebpf.Program `ebpf:"measure_check"`
 	MeasureEmpty    *ebpf.Program `ebpf:"measure_empty"`
 	MeasureIdentity *ebpf.Program `ebpf:"measure_identity"`
+	MeasureNear     *ebpf.Program `ebpf:"measure_near"`
 	MeasureNothing  *ebpf.Program `ebpf:"measure_nothing"`
 	MeasureTrie     *ebpf.Program `ebpf:"measure_trie"`
 }
@@ -173,6 +180,7 @@ func (p *LookupPrograms) Close() error {
 		p.MeasureCheck,
 		p.MeasureEmpty,
 		p.MeasureIdentity,
+		p.MeasureNear,
 		p.MeasureNothing,
 		p.MeasureTrie,
 	)

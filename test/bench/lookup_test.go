@@ -173,6 +173,7 @@ func (k *lookupKernel) fill(b *testing.B, a addresses) {
 	if refused > a.hosts/500 {
 		b.Fatalf("the table had no room for %d of %d hosts", refused, a.hosts)
 	}
+	table.EndWrite()
 	if err := k.Maps[bpf.MapHosts].Put(uint32(a.family-1), m); err != nil {
 		b.Fatal(err)
 	}
