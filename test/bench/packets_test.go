@@ -22,6 +22,9 @@ import (
 const (
 	packetFrames = 1 << 16
 	packetBytes  = 64
+	// packetWindow is how many frames are timed together: few enough that, once in some rounds, nobody else on the machine
+	// comes in between.
+	packetWindow = 1024
 )
 
 // mmsghdr is struct mmsghdr.
@@ -72,26 +75,39 @@ func newBlaster(b *testing.B, device string, source func() uint32) *blaster {
 	return s
 }
 
-// blast sends every frame once and returns the time that it took, which includes the programs on the other end: on a veth
+// bestTimes are the least that each window of frames took, of all rounds.
+type bestTimes [packetFrames / packetWindow]time.Duration
+
+func (t *bestTimes) sum() (all time.Duration) {
+	for _, d := range t {
+		all += d
+	}
+	return all
+}
+
+// blast sends every frame once and notes the times that it took, which include the programs on the other end: on a veth
 // they run in the sender's system call.
-func (s *blaster) blast(b *testing.B) time.Duration {
+func (s *blaster) blast(b *testing.B, best *bestTimes) {
 	b.Helper()
-	start := time.Now()
-	for left := s.messages; len(left) > 0; {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(s.socket), uintptr(unsafe.Pointer(&left[0])),
-			uintptr(min(len(left), 1024)), 0, 0, 0)
-		if errno != 0 && errno != unix.EINTR {
-			b.Fatal(errno)
+	for w := range best {
+		start := time.Now()
+		for left := s.messages[w*packetWindow:][:packetWindow]; len(left) > 0; {
+			n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(s.socket), uintptr(unsafe.Pointer(&left[0])), uintptr(len(left)), 0, 0, 0)
+			if errno != 0 && errno != unix.EINTR {
+				b.Fatal(errno)
+			}
+			if errno == 0 {
+				left = left[n:]
+			}
 		}
-		if errno == 0 {
-			left = left[n:]
+		if took := time.Since(start); best[w] == 0 || took < best[w] {
+			best[w] = took
 		}
 	}
-	return time.Since(start)
 }
 
 // BenchmarkPackets sends small packets from random ones of 100,000 hosts over a veth whose other end has a program, and
-// compares the rates with that of a program that does nothing, each the best of many short rounds in turn.
+// compares the rates with that of a program that does nothing, in turn: of each window of frames the best of many rounds.
 //
 //	pps        with what ships
 //	x-empty    its rate / that of the program that does nothing
@@ -120,7 +136,10 @@ func BenchmarkPackets(b *testing.B) {
 		"fast":  fast.Programs[bpf.Programs[bpf.Ingress].Name],
 		"trie":  trie.Programs[bpf.Programs[bpf.Ingress].Name],
 	}
-	best := map[string]time.Duration{}
+	best := map[string]*bestTimes{}
+	for name := range programs {
+		best[name] = new(bestTimes)
+	}
 	rounds := 0
 	for b.Loop() {
 		for range 20 {
@@ -130,11 +149,8 @@ func BenchmarkPackets(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				took := sender.blast(b)
+				sender.blast(b, best[name])
 				l.Close()
-				if was, ok := best[name]; !ok || took < was {
-					best[name] = took
-				}
 			}
 		}
 	}
@@ -143,7 +159,7 @@ func BenchmarkPackets(b *testing.B) {
 			b.Fatalf("%s: %d packets were identified of %d", name, seen, rounds*packetFrames)
 		}
 	}
-	rate := func(name string) float64 { return packetFrames / best[name].Seconds() }
+	rate := func(name string) float64 { return packetFrames / best[name].sum().Seconds() }
 	const what = "packets over a veth, 100k hosts: "
 	measured(b, "pps", rate("fast"), goal{what: what + "rate", unit: "packets/s"})
 	measured(b, "x-empty", rate("fast")/rate("empty"), goal{what: what + "rate / empty program", atLeast: 0.93})
