@@ -46,7 +46,9 @@ func (m marker) marked(t *testing.T, d Direction, frame []byte, mark uint32) uin
 	return binary.NativeEndian.Uint32(out[m.at:])
 }
 
-// TestMark has the bytes of the mark in each layout.
+// TestMark has the bytes of the mark in each layout; Cilium's as in format.md §D.3.
+//
+// spec: D.3
 func TestMark(t *testing.T) {
 	k := newMarker(t)
 	mustPut(t, k.Maps[MapIPCache], MakeIPCacheKey(netip.MustParsePrefix("10.128.0.1/32")), MakeIPCacheValue(128<<16|5, netip.Addr{}, 0, 0))
