@@ -266,7 +266,9 @@ func newProgramProof(dir *pinDir, programs []program) (programProof, error) {
 		proof.tags[p.Name] = map[string]bool{}
 	}
 	for _, p := range programs {
-		proof.add(p.Name, p.handle)
+		if err := proof.add(p.Name, p.handle); err != nil {
+			return proof, err
+		}
 	}
 	files, err := os.ReadDir(dir.file(pinProgramsDir))
 	if err != nil {
@@ -277,25 +279,29 @@ func newProgramProof(dir *pinDir, programs []program) (programProof, error) {
 		if err != nil {
 			continue // not a program: it proves nothing
 		}
-		proof.add(file.Name(), p)
+		err = proof.add(file.Name(), p)
 		_ = p.Close()
+		if err != nil {
+			return proof, err
+		}
 	}
 	return proof, nil
 }
 
-func (p programProof) add(name string, handle *ebpf.Program) {
+func (p programProof) add(name string, handle *ebpf.Program) error {
 	if handle == nil {
-		return
+		return nil
 	}
-	info, err := handle.Info()
+	info, err := programInfo(handle)
 	if err != nil {
-		return // it proves nothing
+		return explain("look at program "+name, err)
 	}
 	id, _ := info.ID()
 	p.ids[int(id)] = true
 	if tags := p.tags[name]; tags != nil && info.Tag != "" {
 		tags[info.Tag] = true
 	}
+	return nil
 }
 
 // has reports whether a filter is provably ours.

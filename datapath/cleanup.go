@@ -34,7 +34,7 @@ func Cleanup(bpffs string, dryRun bool) ([]Remnant, error) {
 		return nil, err
 	}
 	c := &cleaner{dryRun: dryRun}
-	of := owner{uid: os.Geteuid()}
+	of := fileUser()
 	path := filepath.Join(bpffs, pinDirName)
 	switch _, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist): // what lies elsewhere may still be there

@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,17 +25,19 @@ func ownerOf(path string) (owner, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return owner{}, fmt.Errorf("%w: %s is not a directory: remove it", ErrBPFFS, path)
 	}
-	o := owner{int(st.Uid), int(st.Gid)}
-	if uid := os.Geteuid(); uid != o.uid && uid != 0 {
-		return owner{}, fmt.Errorf("%w: %s belongs to uid %d: run weft as that user, or as root", ErrBPFFS, path, o.uid)
+	switch uid := os.Geteuid(); {
+	case uid == int(st.Uid):
+		return fileUser(), nil
+	case uid != 0:
+		return owner{}, fmt.Errorf("%w: %s belongs to uid %d: run weft as that user, or as root", ErrBPFFS, path, st.Uid)
 	}
-	return o, nil
+	return owner{int(st.Uid), int(st.Gid)}, nil
 }
 
 // run calls do with the owner's rights to files, on the calling thread: what root does in a directory of another user is
 // then nothing that this user could not do, whatever links he puts there meanwhile.
 func (o owner) run(do func() error) error {
-	if o.uid == os.Geteuid() {
+	if o == fileUser() {
 		return do()
 	}
 	runtime.LockOSThread()
@@ -57,12 +60,28 @@ func (o owner) run(do func() error) error {
 func (o owner) become() (before owner, err error) {
 	before.gid, _ = unix.SetfsgidRetGid(o.gid)
 	before.uid, _ = unix.SetfsuidRetUid(o.uid)
-	const ask = -1 // no id that the kernel would take: it only tells
-	gid, _ := unix.SetfsgidRetGid(ask)
-	uid, _ := unix.SetfsuidRetUid(ask)
-	if (owner{uid, gid}) != o {
+	if fileUser() != o {
 		return before, fmt.Errorf("%w: the files of uid %d cannot be reached as that user: run weft as uid %d, or as root with "+
 			"CAP_SETUID and CAP_SETGID", ErrPrivileges, o.uid, o.uid)
 	}
 	return before, nil
+}
+
+// programInfo is [ebpf.Program.Info], with this process's own rights to files: the library reads what /proc has of the
+// descriptor, too, and before Linux 5.14 that is for the process's user alone.
+func programInfo(p *ebpf.Program) (*ebpf.ProgramInfo, error) {
+	var info *ebpf.ProgramInfo
+	err := owner{os.Geteuid(), os.Getegid()}.run(func() (err error) {
+		info, err = p.Info()
+		return err
+	})
+	return info, err
+}
+
+// fileUser is whose rights to files the calling thread has.
+func fileUser() owner {
+	const ask = -1 // no id that the kernel would take: it only tells
+	uid, _ := unix.SetfsuidRetUid(ask)
+	gid, _ := unix.SetfsgidRetGid(ask)
+	return owner{uid, gid}
 }

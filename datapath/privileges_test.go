@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -229,13 +230,19 @@ func runUntilEOF(t *testing.T, bpffs string) error {
 	if err != nil {
 		return err
 	}
-	if cfg.Pods != nil {
-		go func() {
-			<-d.Ready()
-			pods.set(true, podA, podB)
-		}()
-	}
 	ctx, cancel := context.WithCancel(context.Background())
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	if cfg.Pods != nil {
+		waiting.Go(func() {
+			select {
+			case <-d.Ready():
+				pods.set(true, podA, podB)
+			case <-ctx.Done():
+			}
+		})
+	}
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()

@@ -339,7 +339,7 @@ func kernelID(object any) (uint32, error) {
 		id, _ := info.ID()
 		return uint32(id), nil
 	case *ebpf.Program:
-		info, err := o.Info()
+		info, err := programInfo(o)
 		if err != nil {
 			return 0, err
 		}
