@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,7 +61,8 @@ type Config struct {
 	DualStack bool
 	// Underlay6: nodes reach each other over IPv6; else over IPv4.
 	Underlay6 bool
-	// VerifyInterval is how often, at about, the whole map is compared with the table; 0: DefaultVerifyInterval.
+	// VerifyInterval is how often, at about and at least, the whole map is compared with the table; 0: DefaultVerifyInterval.
+	// As long as that takes little it is done every half a minute.
 	VerifyInterval time.Duration
 	// FlowSample: one in so many packets becomes a [Flow]; 0: none.
 	FlowSample uint32
@@ -85,7 +87,8 @@ type Config struct {
 	ServiceTCDevices []string
 	Log              *slog.Logger
 
-	withoutTCX bool // as on a kernel that has none
+	withoutTCX   bool          // as on a kernel that has none
+	compareEvery time.Duration // 0: compareInterval
 }
 
 // validate fills in the defaults.
@@ -130,6 +133,10 @@ func (c *Config) validate() error {
 		c.MaxEntries = DefaultMaxEntries
 	}
 	return nil
+}
+
+func (c *Config) comparePace() comparePace {
+	return comparePace{cmp.Or(c.compareEvery, compareInterval), c.VerifyInterval}
 }
 
 // mode is how the nodes of a cluster are reached.

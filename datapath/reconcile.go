@@ -43,9 +43,9 @@ type reconciler struct {
 	layout   identity.Layout
 	listed   func(identity.ClusterID) bool
 	log      *slog.Logger
-	// requests ask for a comparison of the whole map with the table, which is made by itself at about every verifyEvery.
-	requests    <-chan comparison
-	verifyEvery time.Duration
+	// requests ask for a comparison of the whole map with the table, which is made by itself, too.
+	requests <-chan comparison
+	pace     comparePace
 
 	since     ipcache.Revision
 	unread    bool // the map is to be read before the next change is taken
@@ -81,7 +81,7 @@ func newReconciler(cfg *Config, kernel prefixMap) *reconciler {
 		listed:   cfg.Listed,
 		log:      cfg.Log,
 
-		verifyEvery: cfg.VerifyInterval,
+		pace: cfg.comparePace(),
 
 		unread:  true,
 		failed:  map[bpf.IPCacheKey]struct{}{},
@@ -95,7 +95,7 @@ func newReconciler(cfg *Config, kernel prefixMap) *reconciler {
 
 // run reconciles until ctx ends. It calls done after each pass that got to the end of what the table had to say.
 func (r *reconciler) run(ctx context.Context, done func()) {
-	verify := time.NewTimer(jittered(r.verifyEvery))
+	verify := time.NewTimer(r.pace.next(0))
 	defer verify.Stop()
 	wait := time.NewTimer(0)
 	defer wait.Stop()
@@ -118,10 +118,11 @@ func (r *reconciler) run(ctx context.Context, done func()) {
 		case <-changed:
 		case <-wait.C:
 		case <-verify.C:
+			began := time.Now()
 			if _, err := r.verify(ctx, true); err != nil {
 				r.log.Warn("compare the map with the table", "err", err)
 			}
-			verify.Reset(jittered(r.verifyEvery))
+			verify.Reset(r.pace.next(time.Since(began)))
 		case c := <-r.requests:
 			report, err := r.verify(ctx, c.repair)
 			c.reply <- comparisonResult{report, err}

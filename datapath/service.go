@@ -152,7 +152,8 @@ func (d *Datapath) openServices(dir *pinDir) (_ *services, err error) {
 		source:   d.cfg.Services,
 		table:    newServiceTable(s.maps.serviceMemory, kernelFrontends{s.maps.mapSet[bpf.MapFrontends]}, s.grace.Wait),
 		attacher: s.attacher, listed: d.cfg.ServicesListed, destroy: s.destroyer.destroy, drifted: d.drifted,
-		affinities: affinityMap{s.maps.mapSet[bpf.MapAffinity]}, algorithm: d.cfg.ServiceAlgorithm, log: d.cfg.Log, requests: d.compareServices, verifyEvery: d.cfg.VerifyInterval,
+		affinities: affinityMap{s.maps.mapSet[bpf.MapAffinity]}, algorithm: d.cfg.ServiceAlgorithm, log: d.cfg.Log,
+		requests: d.compareServices, pace: d.cfg.comparePace(),
 		began: time.Now(), failed: map[service.Frontend]error{},
 		state: ServiceStatus{Cgroup: cgroup},
 	}

@@ -50,8 +50,7 @@ type serviceReconciler struct {
 	algorithm  service.Algorithm
 	log        *slog.Logger
 	requests   <-chan comparison
-	// verifyEvery is how often, at about, the kernel is compared with the source as a whole.
-	verifyEvery time.Duration
+	pace       comparePace // of the kernel with the source
 
 	since   service.Revision
 	began   time.Time
@@ -103,7 +102,7 @@ func (r *serviceReconciler) again() {
 
 // run reconciles until ctx ends. It calls done after each pass that left nothing to do.
 func (r *serviceReconciler) run(ctx context.Context, done func()) {
-	verify := time.NewTimer(jittered(r.verifyEvery))
+	verify := time.NewTimer(r.pace.next(0))
 	defer verify.Stop()
 	glance := time.NewTicker(serviceGlance)
 	defer glance.Stop()
@@ -140,10 +139,11 @@ func (r *serviceReconciler) wait(ctx context.Context, changed <-chan struct{}, g
 		case <-affinities:
 			r.countAffinities()
 		case <-verify.C:
+			began := time.Now()
 			if _, err := r.verify(ctx, true); err != nil {
 				r.log.Warn("compare the services with the kernel", "err", err)
 			}
-			verify.Reset(jittered(r.verifyEvery))
+			verify.Reset(r.pace.next(time.Since(began)))
 			return true
 		case c := <-r.requests:
 			report, err := r.verify(ctx, c.repair)

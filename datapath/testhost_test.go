@@ -60,8 +60,8 @@ func newTestHost(t *testing.T) *testHost {
 	})
 	h.filterMode = !hasTCX() || os.Getenv(withoutTCXEnv) != ""
 	h.cfg = Config{
-		withoutTCX: h.filterMode,
-		BPFFS:      testutil.MountBPFFS(t), Devices: []string{"eth0"}, RoutingMode: RoutingNone, MaxEntries: 10000,
+		withoutTCX: h.filterMode, compareEvery: DefaultVerifyInterval, // who changes something wants to see it
+		BPFFS: testutil.MountBPFFS(t), Devices: []string{"eth0"}, RoutingMode: RoutingNone, MaxEntries: 10000,
 		ClusterName: "east", NodeName: "east-1",
 		NodeIPs:       []netip.Addr{netip.MustParseAddr("172.18.1.1"), netip.MustParseAddr("fd00:18:1::1")},
 		LocalPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.1.0/24")},

@@ -19,7 +19,7 @@ import (
 	"github.com/weftmesh/weft/ipcache"
 )
 
-// DefaultVerifyInterval is how often the whole map is compared with the table unless configured otherwise.
+// DefaultVerifyInterval is how often, at least, the whole map is compared with the table unless configured otherwise.
 const DefaultVerifyInterval = 5 * time.Minute
 
 // shownDifferences bounds what a report describes; all differences are counted, and repaired if asked.
@@ -84,6 +84,23 @@ func (d *Datapath) Verify(ctx context.Context, repair bool) (Report, error) {
 		}
 	}
 	return whole, nil
+}
+
+const (
+	// compareInterval is how often, at about, the whole is compared where that takes next to no time: of entries that
+	// somebody else changes the kernel tells nobody, and they are to be right again within half a minute.
+	compareInterval = 20 * time.Second
+	// compareShare bounds the part of the time that comparing takes: one in so many. A million entries, which take about two
+	// seconds, are so compared every five minutes.
+	compareShare = 150
+)
+
+// comparePace is how often something is compared as a whole, at about: at most and at least, as intervals.
+type comparePace struct{ shortest, longest time.Duration }
+
+// next is how long to wait after a comparison that took some time.
+func (p comparePace) next(took time.Duration) time.Duration {
+	return jittered(min(max(p.shortest, compareShare*took), p.longest))
 }
 
 // jittered spreads what many nodes do at the same interval.

@@ -152,7 +152,7 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.Uint8Var(&o.markShift, "mark-shift", 0, "bit of the mark where --mark custom puts the identity's lowest, a `number`")
 	flags.Uint32Var(&o.maxEntries, "max-ipcache-entries", 512000, "size of the kernel's map of addresses, a `number`")
 	flags.DurationVar(&o.verifyInterval, "verify-interval", datapath.DefaultVerifyInterval,
-		"how often, at about, the kernel's map is compared as a whole with what is known, a `duration`")
+		"how often, at about and at least, the kernel's map is compared as a whole with what is known, a `duration`")
 	flags.Uint32Var(&o.flowSample, "flow-sample", 100, "report one in this `number` of packets as a flow; 0: none")
 	flags.BoolVar(&o.serviceLB, "service-lb", false,
 		"give sockets that ask for a service one of its backends, in whatever cluster it is")

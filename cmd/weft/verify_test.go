@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,22 +43,26 @@ func TestVerifyAndCleanup(t *testing.T) {
 		t.Error(err)
 	}
 
-	// Somebody removes an entry of the map.
+	// Somebody removes an entry of the map. Once in a long while the agent finds it by itself before it is asked.
 	key := strings.Fields("key hex 40 00 00 00 00 00 00 01 0a 02 01 0a 00 00 00 00 00 00 00 00 00 00 00 00")
-	if out, err := exec.Command("bpftool", append([]string{"map", "delete", "pinned", s.bpffs + "/weft/ipcache"}, key...)...).CombinedOutput(); err != nil {
-		t.Fatalf("bpftool: %v: %s", err, out)
-	}
-	if err := contains(s.cli(t, exitNot, "verify"), "map 10.2.1.10/32", "absent", "1 difference"); err != nil {
-		t.Error(err)
-	}
-	var v api.Verification
-	if err := json.Unmarshal([]byte(s.cli(t, 0, "verify --repair -o json")), &v); err != nil || len(v.Differences) != 1 || !v.Differences[0].Repaired {
-		t.Errorf("repair: %+v, %v", v, err)
-	}
+	testutil.Eventually(t, 60*time.Second, func() error {
+		if out, err := exec.Command("bpftool", append([]string{"map", "delete", "pinned", s.bpffs + "/weft/ipcache"}, key...)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("bpftool: %w: %s", err, out)
+		}
+		code, stdout, _ := weft(t, map[string]string{"WEFT_API_SOCKET": s.socket}, "verify")
+		if err := contains(stdout, "map 10.2.1.10/32", "absent", "1 difference"); err != nil || code != exitNot {
+			return fmt.Errorf("exit code %d: %w", code, err)
+		}
+		var v api.Verification
+		if err := json.Unmarshal([]byte(s.cli(t, 0, "verify --repair -o json")), &v); err != nil || len(v.Differences) != 1 || !v.Differences[0].Repaired {
+			return fmt.Errorf("repair: %+v, %w", v, err)
+		}
+		return nil
+	})
 	if err := contains(s.cli(t, 0, "verify"), "0 differences"); err != nil {
 		t.Error(err)
 	}
-	if err := contains(s.cli(t, 0, "status"), "2 of map changed by somebody else"); err != nil {
+	if err := contains(s.cli(t, 0, "status"), " of map changed by somebody else"); err != nil {
 		t.Error(err)
 	}
 	if err := contains(s.cli(t, exitNot, "cleanup"), "another agent holds the lock"); err != nil {
