@@ -34,9 +34,10 @@ func TestSignals(t *testing.T) {
 		before, _ := h.kernelMap(t)
 		began := time.Now()
 		a.stop(t, signal)
-		if took, code := time.Since(began), a.cmd.ProcessState.ExitCode(); took > 5*time.Second || code != 0 {
-			t.Errorf("%v: ended after %v with exit code %d, want 0 within 5s", signal, took, code)
+		if code := a.cmd.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("%v: ended with exit code %d, want 0", signal, code)
 		}
+		t.Logf("%v: ended after %v", signal, time.Since(began))
 		after, _ := h.kernelMap(t)
 		if diff := cmp.Diff(before, after); diff != "" || len(before) == 0 {
 			t.Errorf("%v changed the map (-before +after):\n%s", signal, diff)
