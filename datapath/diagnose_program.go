@@ -30,7 +30,7 @@ func (e *examiner) openHooks(h *host) *hooks {
 	if e.pinned == nil {
 		return on
 	}
-	for _, p := range bpf.AllPrograms() {
+	for _, p := range bpf.DevicePrograms() {
 		if id, err := programAt(e.pinned.file(pinProgramsDir, p.Name)); err == nil {
 			on.own[p.Name] = ebpf.ProgramID(id)
 		}
@@ -42,9 +42,10 @@ func (e *examiner) openHooks(h *host) *hooks {
 type hooked struct {
 	id    ebpf.ProgramID // 0: it is no BPF program
 	title string         // "" if this process may not ask for it
-	ours  bool
-	what  string // for the operator: where and what it is
-	wrong string // why weft cannot work beside it; "": it can
+	ours  bool           // it is the one that is looked for
+	weft  bool           // it is one of weft's
+	what  string         // for the operator: where and what it is
+	wrong string         // why weft cannot work beside it; "": it can
 }
 
 // at lists what runs at a hook, in its order: links, then filters.
@@ -57,7 +58,7 @@ func (on *hooks) at(index int, p bpf.Program) (all []hooked, err error) {
 		for i, a := range result.Programs {
 			title := programName(a.ID)
 			all = append(all, hooked{
-				id: a.ID, title: title, ours: on.owns(p.Name, a.ID, title),
+				id: a.ID, title: title, ours: on.owns(p.Name, a.ID, title), weft: on.knows(a.ID, title),
 				what: fmt.Sprintf("a program of somebody else (%d %s) is at place %d of the hook of %s", a.ID, title, i+1, p.Name),
 			})
 		}
@@ -70,9 +71,10 @@ func (on *hooks) at(index int, p bpf.Program) (all []hooked, err error) {
 		one := hooked{what: fmt.Sprintf("a filter of somebody else (%s, priority %d) is on the hook of %s", f.Type(), f.Attrs().Priority, p.Name)}
 		if b, ok := f.(*netlink.BpfFilter); ok {
 			one.id, one.title = ebpf.ProgramID(b.Id), b.Name
+			one.weft = on.knows(one.id, b.Name)
 			one.ours = b.Name == p.Name && b.Priority == filterPriority && on.owns(p.Name, one.id, b.Name)
 		}
-		if !one.ours && f.Attrs().Priority == filterPriority {
+		if !one.weft && f.Attrs().Priority == filterPriority {
 			one.what = fmt.Sprintf("a filter of somebody else (%s) has priority %d, which is weft's", f.Type(), filterPriority)
 			one.wrong = "prio " + fmt.Sprint(filterPriority)
 		}
@@ -88,6 +90,11 @@ func (on *hooks) owns(name string, id ebpf.ProgramID, title string) bool {
 		return own == id
 	}
 	return title == name || title == name[:min(len(name), shown)]
+}
+
+// knows reports whether a program is any of weft's.
+func (on *hooks) knows(id ebpf.ProgramID, title string) bool {
+	return slices.ContainsFunc(bpf.DevicePrograms(), func(p bpf.Program) bool { return on.owns(p.Name, id, title) })
 }
 
 // programName is a program's name in the kernel; "" if this process may not ask.
@@ -136,7 +143,7 @@ func (e *examiner) beside(on *hooks, a *netlink.LinkAttrs, programs []bpf.Progra
 		for _, other := range all {
 			unsure := other.id != 0 && other.title == "" && on.own[p.Name] == 0 && len(all) == 1
 			switch {
-			case other.ours || unsure:
+			case other.weft || unsure:
 			case other.wrong != "":
 				e.fail("device "+a.Name, other.what, "remove it: tc filter del dev "+a.Name+" "+directionOf(p.Attach).String()+" "+other.wrong)
 			default:

@@ -50,10 +50,13 @@ func (e *examiner) services() {
 	defer cgroup.Close()
 	e.fine(name, "%s", path)
 	e.serviceFeatures()
+	if !used {
+		return // whoever is there is in nobody's way
+	}
 	for _, p := range bpf.ServicePrograms {
 		e.servicesBeside(cgroup, path, p)
 	}
-	if used && e.pinned != nil {
+	if e.pinned != nil {
 		e.servicesAttached(cgroup, path)
 	}
 }

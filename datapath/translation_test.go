@@ -172,6 +172,12 @@ func TestTranslation(t *testing.T) {
 			h.services.wantKernel("udp [fd00:96::11]:80", near6)
 			h.wantEntries(map[string]identity.ID{podA + "/32": idA, podA6 + "/128": idA, podB + "/32": idB, far4 + "/32": 131329})
 
+			for _, f := range h.diagnose(Diagnosis{BPFFS: h.cfg.BPFFS, Devices: []string{"eth0"}, ServiceCgroup: h.cfg.ServiceCgroup}) {
+				if strings.Contains(f.Detail, "somebody else") {
+					t.Errorf("weft's own are taken for somebody else's: %+v", f)
+				}
+			}
+
 			h.a.wantAnswer("tcp4", "10.96.0.10:80", far4)
 			h.a.wantAnswer("udp4", "10.96.0.10:80", farther4)
 			h.a.wantAnswer("tcp6", "[fd00:96::10]:80", far6)
