@@ -26,7 +26,6 @@ DEBS := $(LAB_DEBS) \
 	libc6-dev=2.36-9+deb12u14 \
 	linux-libc-dev=6.1.192-2 \
 	llvm-19=1:19.1.7-3~deb12u1 \
-	openssl=3.0.22-1~deb12u2 \
 	prometheus=2.42.0+ds-5+deb12u1 \
 	tcpdump=4.99.3-1 \
 	tshark=4.0.17-0+deb12u3
