@@ -26,12 +26,13 @@ const pagePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; con
 // page adds the page that shows the mesh. It reads /v1 as any client does.
 func (s *Server) page(get getter) {
 	for path, file := range map[string]struct{ name, contentType string }{
-		"/{$}":       {"index.html", "text/html; charset=utf-8"},
-		"/page.css":  {"page.css", "text/css; charset=utf-8"},
-		"/page.js":   {"page.js", "text/javascript; charset=utf-8"},
-		"/mesh.js":   {"mesh.js", "text/javascript; charset=utf-8"},
-		"/flows.js":  {"flows.js", "text/javascript; charset=utf-8"},
-		"/answer.js": {"answer.js", "text/javascript; charset=utf-8"},
+		"/{$}":         {"index.html", "text/html; charset=utf-8"},
+		"/page.css":    {"page.css", "text/css; charset=utf-8"},
+		"/page.js":     {"page.js", "text/javascript; charset=utf-8"},
+		"/mesh.js":     {"mesh.js", "text/javascript; charset=utf-8"},
+		"/services.js": {"services.js", "text/javascript; charset=utf-8"},
+		"/flows.js":    {"flows.js", "text/javascript; charset=utf-8"},
+		"/answer.js":   {"answer.js", "text/javascript; charset=utf-8"},
 	} {
 		get(path, nil, func(w http.ResponseWriter, _ *http.Request) error {
 			body, err := pageFiles.ReadFile("page/" + file.name)

@@ -6,10 +6,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -64,6 +66,7 @@ func TestPageIsGuarded(t *testing.T) {
 		{"GET", "/v1/status", "localhost", "", 200},
 		{"GET", "/v1/status", at, "http://" + at, 200},
 		{"GET", "/v1/node", "", "", 200},
+		{"GET", "/v1/service", "", "", 200},
 		{"GET", "/v1/version", "", "", 200},
 		{"GET", "/v1/explain/10.2.1.10", "", "", 200},
 		{"GET", "/v1/explain/nonsense", "", "", 400},
@@ -193,6 +196,15 @@ func TestPageInBrowser(t *testing.T) {
 			flows[i].Source.Labels = []string{evil}
 		}
 	}
+	agent.Services = func() iter.Seq[Service] {
+		return slices.Values([]Service{
+			{Namespace: "shop", Name: "web", Local: &LocalService{Global: true, Affinity: "local", Ready: 2, Draining: 1},
+				Clusters:  []ServiceCluster{{Cluster: "c-ready", Shared: true, Ready: 3}, {Cluster: "c-stale", Shared: true, Ready: 4, Lost: true}},
+				Frontends: []ServiceFrontend{{IP: netip.MustParseAddr("fd00::1"), Port: 80, Protocol: "TCP", Used: 2, Why: "affinity"}}},
+			{Namespace: "shop", Name: evil, Clusters: []ServiceCluster{{Cluster: evil, Ready: 1}}},
+			{Namespace: "shop", Name: "own", Local: &LocalService{Ready: 1}},
+		})
+	}
 	agent.Flows.Append([]Flow{{Device: evil, Verdict: evil, Protocol: "TCP", Source: Peer{IP: netip.MustParseAddr("10.2.1.10"), Port: 80, Identity: 131329}, Destination: Peer{IP: netip.MustParseAddr("10.1.1.10"), Name: "world"}}})
 	at := servePageOf(t, agent)
 
@@ -201,6 +213,10 @@ func TestPageInBrowser(t *testing.T) {
 	awaitText(t, b, "#rows", append(states, evil)...)
 	awaitText(t, b, "#problems", evil)
 	awaitText(t, b, "#answer", "10.2.1.10 is "+evil, "131329", "wins", "10.2.1.10/32")
+	awaitText(t, b, "#servicerows", "shop/web", "[fd00::1]:80/TCP", "own 2+1 draining, c-ready 3, c-stale 4 (lost)", "2: affinity", evil+" 1 (not shared)", "no service of the name")
+	if shown := b.Text(t, "#servicerows"); strings.Contains(shown, "shop/own") {
+		t.Errorf("a service that is its own cluster's alone is shown: %q", shown)
+	}
 	awaitText(t, b, "#pairrows", evil, "world")
 	awaitText(t, b, "#flowrows", evil, "10.2.1.10:80")
 	awaitText(t, b, "#health", "1 problem")

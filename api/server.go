@@ -112,9 +112,6 @@ func (s *Server) routes() http.Handler {
 	s.shown(get)
 	get("/v1/ip", nil, func(w http.ResponseWriter, r *http.Request) error { return writeList(w, r, KindIPList, s.agent.IPs()) })
 	get("/v1/ip/{address}", nil, s.ip)
-	get("/v1/service", nil, func(w http.ResponseWriter, r *http.Request) error {
-		return writeList(w, r, KindServiceList, s.agent.Services())
-	})
 	get("/v1/service/{namespace}/{name}", nil, s.service)
 	get("/v1/identity", nil, func(w http.ResponseWriter, r *http.Request) error {
 		return writeList(w, r, KindIdentityList, s.agent.Identities())
@@ -136,6 +133,9 @@ func (s *Server) shown(get getter) {
 	get("/v1/status", nil, func(w http.ResponseWriter, _ *http.Request) error { return write(w, s.agent.Status()) })
 	get("/v1/node", nil, func(w http.ResponseWriter, _ *http.Request) error {
 		return write(w, List[Node]{Meta: MetaOf(KindNodeList), Items: s.agent.Nodes()})
+	})
+	get("/v1/service", nil, func(w http.ResponseWriter, r *http.Request) error {
+		return writeList(w, r, KindServiceList, s.agent.Services())
 	})
 	get("/v1/explain/{address}", nil, s.explain)
 	get("/v1/flows", []string{"follow", "last"}, s.flows)

@@ -6,9 +6,10 @@
 import { drawMesh, showClusters } from "/mesh.js";
 import { follow } from "/flows.js";
 import { showAnswer } from "/answer.js";
+import { showServices } from "/services.js";
 
 const every = 2000; // milliseconds between two looks at the status
-const nodesEvery = 5; // looks
+const listsEvery = 5; // looks between two at nodes and services
 
 export const byID = (id) => document.getElementById(id);
 
@@ -54,7 +55,10 @@ function showStatus(status) {
 
 async function look() {
   try {
-    if (looks++ % nodesEvery === 0) nodes = (await ask("/v1/node")).items ?? [];
+    if (looks++ % listsEvery === 0) {
+      nodes = (await ask("/v1/node")).items ?? [];
+      showServices((await ask("/v1/service")).items ?? []);
+    }
     showStatus(await ask("/v1/status"));
     byID("lost").hidden = true;
   } catch (e) {
