@@ -104,7 +104,7 @@ type Identity struct {
 	Cluster     uint16   `json:"cluster"`        // 0 for reserved identities
 	ClusterName string   `json:"clusterName,omitempty"`
 	Labels      []string `json:"labels"`
-	References  int      `json:"references,omitempty"` // workloads of this node; 0 where it is not counted
+	References  *int     `json:"references,omitempty"` // workloads of this node; nil for identities of others, which are not counted
 }
 
 // IdentityDetail is a single identity as an answer.

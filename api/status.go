@@ -94,7 +94,8 @@ type Cluster struct {
 	Withdrawn           bool              `json:"withdrawn,omitempty"`    // its data has outlived its time
 	ServicesLost        bool              `json:"servicesLost,omitempty"` // its backends are used only where there are no others
 	Failures            uint64            `json:"failures"`               // attempts to connect and to join, and connections lost
-	Reconnects          uint64            `json:"reconnects"`
+	Reconnects          uint64            `json:"reconnects"`             // connections after the first
+	LastReconnect       time.Time         `json:"lastReconnect,omitzero"` // when the last of them was made
 	LastError           string            `json:"lastError,omitempty"`
 	LastErrorAt         time.Time         `json:"lastErrorAt,omitzero"`
 	Certificates        []Certificate     `json:"certificates,omitempty"`        // none without TLS
@@ -228,9 +229,11 @@ type Datapath struct {
 	RoutingMode string   `json:"routingMode"`
 	Map         Map      `json:"map"`
 	Devices     []Device `json:"devices"`
-	Routes      int      `json:"routes"` // to the pods of other nodes
-	Flows       FlowStat `json:"flows"`
-	Errors      []string `json:"errors"`
+	// Overlay is nil where nothing is reached through it.
+	Overlay *Overlay `json:"overlay,omitempty"`
+	Routes  int      `json:"routes"` // to the pods of other nodes
+	Flows   FlowStat `json:"flows"`
+	Errors  []string `json:"errors"`
 	// Drift is what somebody else changed in the kernel and was put right, by kind: map, route, link and so on.
 	Drift map[string]uint64 `json:"drift"`
 	Pods  PodDevices        `json:"pods"`
@@ -320,6 +323,14 @@ type Map struct {
 	Pruned     uint64    `json:"pruned"`              // deleted because nobody claims them
 	VerifiedAt time.Time `json:"verifiedAt,omitzero"` // when the whole map was last compared with the table
 	Error      string    `json:"error,omitempty"`
+}
+
+// Overlay is the device that leads to the pods of other nodes.
+type Overlay struct {
+	Device string `json:"device"`
+	Port   uint16 `json:"port"`            // UDP
+	MTU    int    `json:"mtu,omitempty"`   // of packets inside; 0 while there is no device
+	Error  string `json:"error,omitempty"` // why it is not as it should be
 }
 
 // Device is a network device with the programs of the agent.

@@ -62,7 +62,10 @@ func TestClusterConfigWatched(t *testing.T) {
 	west.config("{}")
 	w.await("west", "another error", func(s RemoteStatus) bool { return strings.Contains(s.LastError, "ClusterID 0") })
 	west.config(`{"id":2}`)
-	w.awaitState("west", Ready)
+	first := w.awaitState("west", Ready)
+	if first.Reconnects != 0 || !first.LastReconnect.IsZero() {
+		t.Errorf("the first connection: status %+v", first)
+	}
 	w.awaitIPs(westIP(1))
 	west.config(`{"id":3}`)
 	w.await("west", "id 3", func(s RemoteStatus) bool { return s.State == Ready && s.ClusterID == 3 })
@@ -76,7 +79,7 @@ func TestClusterConfigWatched(t *testing.T) {
 	s := w.awaitState("west", Ready)
 	w.awaitIPs(westIP(1))
 	// What does not change how the cluster is read is no reason to take it up again.
-	if s.Reconnects != 2 {
+	if s.Reconnects != 2 || s.LastReconnect.Before(first.Since) {
 		t.Errorf("status %+v", s)
 	}
 }

@@ -28,6 +28,7 @@ type progress struct {
 	lastErrAt             time.Time
 	lastSuccess           time.Time // when etcd last answered while the cluster was followed
 	failures, connections uint64    // without the failures of the present client
+	connected             time.Time // when the last of the connections was made
 }
 
 // attempt is what the latest attempt to join the cluster has come to.
@@ -89,6 +90,7 @@ func (r *remote) joined() {
 	defer r.mu.Unlock()
 	r.progress.attempt, r.progress.config, r.progress.lost = attemptJoined, nil, nil
 	r.progress.connections++
+	r.progress.connected = time.Now()
 	r.observe()
 	r.log.Info("connection to remote cluster established", "id", r.claims, "cached", r.config.Capabilities.Cached,
 		"canaries", r.config.Capabilities.SyncedCanaries)
@@ -241,6 +243,9 @@ func (r *remote) status() RemoteStatus {
 		Name: r.name, Own: r.own, ClusterID: uint32(r.claims), State: p.state, Since: p.since,
 		ConfigFile: r.settings.path, Failures: p.failures, LastSuccess: p.lastSuccess, Reconnects: max(p.connections, 1) - 1,
 		Canaries: r.config.Capabilities.SyncedCanaries, Cached: r.config.Capabilities.Cached,
+	}
+	if s.Reconnects > 0 {
+		s.LastReconnect = p.connected
 	}
 	if err := r.settings.err(); err != nil {
 		s.ConfigError = printable(err.Error())

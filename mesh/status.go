@@ -61,8 +61,9 @@ type RemoteStatus struct {
 	CertificateWarnings []string              `json:"certificateWarnings,omitempty"`
 	// Failures counts attempts to connect and to join that came to nothing, and connections that were lost.
 	Failures uint64 `json:"failures"`
-	// Reconnects counts connections made after the first.
-	Reconnects uint64 `json:"reconnects"`
+	// Reconnects counts connections made after the first; LastReconnect is when the last of them was made.
+	Reconnects    uint64    `json:"reconnects"`
+	LastReconnect time.Time `json:"lastReconnect,omitzero"`
 
 	// Objects whose present value is in use.
 	Nodes      int `json:"nodes"`

@@ -33,7 +33,7 @@ func identityList(env environment, c *clientOptions) *cobra.Command {
 		columns: []column[api.Identity]{
 			{title: "ID", cell: func(id *api.Identity) string { return strconv.FormatUint(uint64(id.ID), 10) }},
 			{title: "CLUSTER", cell: func(id *api.Identity) string { return clusterText(id.Cluster, id.ClusterName) }},
-			{title: "REFS", cell: func(id *api.Identity) string { return strconv.Itoa(id.References) }},
+			{title: "REFS", cell: referencesText},
 			{title: "LABELS", cell: func(id *api.Identity) string { return strings.Join(id.Labels, ";") }},
 		},
 	})
@@ -60,12 +60,20 @@ func identityGet(env environment, c *clientOptions) *cobra.Command {
 				t.row("Name:", found.Name)
 			}
 			t.row("Cluster:", clusterText(found.Cluster, found.ClusterName))
-			t.row("References:", strconv.Itoa(found.References))
+			t.row("References:", referencesText(&found))
 			t.rows("Labels:", found.Labels)
 		})
 	})
 	out = outputFlags(cmd)
 	return cmd
+}
+
+// referencesText is how many workloads of this node have an identity, if that is known.
+func referencesText(id *api.Identity) string {
+	if id.References == nil {
+		return "-"
+	}
+	return strconv.Itoa(*id.References)
 }
 
 // clusterText names a cluster: by name if it is known, else by number.

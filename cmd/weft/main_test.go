@@ -160,7 +160,11 @@ func lab(healthy bool) api.Agent {
 			}
 		},
 		Identities: func() iter.Seq[api.Identity] {
-			return slices.Values([]api.Identity{{ID: 131329, Cluster: 2, ClusterName: "west", Labels: webLabels}, {ID: 196609, Cluster: 3, Labels: []string{"k8s:a=\n"}}})
+			return slices.Values([]api.Identity{
+				{ID: 65793, Cluster: 1, ClusterName: "east", Labels: []string{"k8s:app=web"}, References: new(2)},
+				{ID: 65794, Cluster: 1, ClusterName: "east", Labels: []string{"k8s:app=db"}, References: new(0)},
+				{ID: 131329, Cluster: 2, ClusterName: "west", Labels: webLabels}, {ID: 196609, Cluster: 3, Labels: []string{"k8s:a=\n"}},
+			})
 		},
 		Identity: func(id uint32) (api.Identity, bool) {
 			if id == 6 {
@@ -258,7 +262,7 @@ func labStatus(healthy bool) api.Status {
 				},
 				CertificateWarnings: []string{"the client certificate /etc/weft/tls/client.crt ends in 12 days"},
 				Endpoints:           []string{"https://west.mesh.cilium.io:2379"}, Canaries: true, Counts: api.Counts{Nodes: 2, IPs: 25, Identities: 8, Services: 10},
-				Synced: map[string]bool{"nodes": true, "ips": true, "identities": true, "services": true}, Reconnects: 1, Failures: 1, Conflicts: 1,
+				Synced: map[string]bool{"nodes": true, "ips": true, "identities": true, "services": true}, Reconnects: 1, LastReconnect: testNow.Add(-65 * time.Second), Failures: 1, Conflicts: 1,
 				LastError: "dial tcp: connection refused", LastErrorAt: testNow.Add(-2 * time.Minute),
 				Rejected:   map[string]uint64{"ip/range": 3, "node/name": 1},
 				Rejections: []api.Rejection{{Kind: "ip", Key: "10.9.9.9\x1b[2J", Reason: "identity 1 is outside the cluster's range", At: testNow.Add(-time.Minute)}},
@@ -275,6 +279,7 @@ func labStatus(healthy bool) api.Status {
 			Devices: []api.Device{{Name: "eth0", Index: 2, Programs: []api.DeviceProgram{
 				{Name: "weft_from_netdev", Attached: true}, {Name: "weft_to_netdev", Attached: true},
 			}}},
+			Overlay: &api.Overlay{Device: "weft_vxlan", Port: 8473, MTU: 1450},
 			Services: &api.ServiceTable{
 				Cgroup: "/sys/fs/cgroup", Frontends: 3, MaxFrontends: 65535, Backends: 9, MaxBackends: 524287, Slots: 16, MaxSlots: 2097152,
 				Affinities: 2, MaxAffinities: 65536, Pending: 1, Chosen: 1412, Refused: 1, Destroyed: 4, Written: 30, Calls: 3, Rebuilds: 2, Failures: 1,

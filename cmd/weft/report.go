@@ -108,7 +108,7 @@ func makeCluster(r *mesh.RemoteStatus) api.Cluster {
 		Synced: map[string]bool{
 			"nodes": r.Synced.Nodes, "ips": r.Synced.IPs, "identities": r.Synced.Identities, "services": r.Synced.Services,
 		},
-		Failures: r.Failures, Reconnects: r.Reconnects, LastError: r.LastError, LastErrorAt: r.LastErrorAt, Rejected: r.Rejected,
+		Failures: r.Failures, Reconnects: r.Reconnects, LastReconnect: r.LastReconnect, LastError: r.LastError, LastErrorAt: r.LastErrorAt, Rejected: r.Rejected,
 		LastSuccess: r.LastSuccess, StaleSince: r.StaleSince, Withdrawn: r.Withdrawn, ServicesLost: r.ServicesLost,
 		Certificates: makeCertificates(r.Certificates), CertificateWarnings: r.CertificateWarnings,
 		Waiting: r.Waiting, Quotas: api.Quotas{
@@ -196,6 +196,9 @@ func (a *agent) datapathStatus() api.Datapath {
 	}
 	for _, device := range d.Devices {
 		shown.Devices = append(shown.Devices, makeDevice(&device))
+	}
+	if o := d.Overlay; o != nil {
+		shown.Overlay = &api.Overlay{Device: o.Device, Port: o.Port, MTU: o.MTU, Error: o.Error}
 	}
 	shown.Drift = d.Drift
 	shown.Pods = makePods(d.Pods)

@@ -309,7 +309,7 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 	}
 	fmt.Fprintln(p.w, "   "+printable(name)+": "+p.ink.paint(mood, printable(c.State))+printable(fmt.Sprintf(" for %s, %s, %s, %s, %s, %s", age(p.now, c.Since),
 		count(c.Counts.Nodes, "node"), count(c.Counts.IPs, "endpoint"), count(c.Counts.Identities, "identity"),
-		count(c.Counts.Services, "service"), count(int(c.Reconnects), "reconnection"))))
+		count(c.Counts.Services, "service"), reconnectionText(p.now, c))))
 	if len(c.Endpoints) > 0 {
 		p.etcd(c.Endpoints, c.ServerVersion, c.EtcdClusterID, c.Revision, c.Lag, c.LastSuccess)
 		p.warning(c.Warning)
@@ -347,6 +347,15 @@ func (p *statusPrinter) cluster(c *api.Cluster) {
 	if c.LastError != c.ConfigError {
 		p.lastError(c.LastError, c.LastErrorAt)
 	}
+}
+
+// reconnectionText says how often the connection was made anew, and when last.
+func reconnectionText(now time.Time, c *api.Cluster) string {
+	text := count(int(c.Reconnects), "reconnection")
+	if c.LastReconnect.IsZero() {
+		return text
+	}
+	return text + " (last: " + ago(now, c.LastReconnect) + ")"
 }
 
 // quotas says what the limits hold back, and how to give more.
@@ -443,6 +452,7 @@ func (p *statusPrinter) datapath() {
 		}
 		p.branch("device %s: %s", device.Name, cmp.Or(strings.Join(programs, ", "), device.Error, "-"))
 	}
+	p.overlay(d.Overlay)
 	p.pods(&d.Pods)
 	if t := d.Services; t != nil {
 		p.branch("services: %d/%d frontends, %d/%d backends, %d/%d slots, %d pending, %d unclaimed, %s kept, %s refused: %s",
@@ -450,6 +460,22 @@ func (p *statusPrinter) datapath() {
 			count(t.Affinities, "client"), count(int(t.Refused), "flow"), t.Cgroup)
 		p.translation(t.Translation)
 	}
+}
+
+// overlay tells of the device that leads to the pods of other nodes.
+func (p *statusPrinter) overlay(o *api.Overlay) {
+	if o == nil {
+		return
+	}
+	mtu := "no device"
+	if o.MTU > 0 {
+		mtu = fmt.Sprintf("MTU %d", o.MTU)
+	}
+	state := "up"
+	if o.Error != "" {
+		state = o.Error
+	}
+	p.branch("overlay %s: UDP port %d, %s: %s", o.Device, o.Port, mtu, state)
 }
 
 // translation tells of services for packets that come from no local socket.

@@ -112,7 +112,7 @@ func (a *agent) listIdentities() iter.Seq[api.Identity] {
 	return func(yield func(api.Identity) bool) {
 		for id, labels := range a.identities.All() {
 			shown := a.makeIdentity(id, labels, names)
-			shown.References = references[id]
+			shown.References = a.referencesOf(id, references)
 			if !yield(shown) {
 				return
 			}
@@ -138,7 +138,7 @@ func (a *agent) findIdentity(number uint32) (api.Identity, bool) {
 		return api.Identity{}, false
 	}
 	shown := a.makeIdentity(id, labels, a.clusterNames())
-	shown.References = a.references()[id]
+	shown.References = a.referencesOf(id, a.references())
 	return shown, true
 }
 
@@ -149,6 +149,16 @@ func (a *agent) references() map[identity.ID]int {
 		count[e.Identity]++
 	}
 	return count
+}
+
+// referencesOf is how many workloads of this node have an identity of our own cluster; nil for others, whose workloads are
+// elsewhere.
+func (a *agent) referencesOf(id identity.ID, references map[identity.ID]int) *int {
+	if id.Reserved() || a.cfg.layout.Cluster(id) != identity.ClusterID(a.cfg.clusterID) {
+		return nil
+	}
+	n := references[id]
+	return &n
 }
 
 // flow is a packet with the identities that the kernel found for its ends.

@@ -45,6 +45,17 @@ func tablesOnly(t *testing.T) *agent {
 	return a
 }
 
+// How many workloads have an identity is known of our own cluster's alone.
+func TestReferences(t *testing.T) {
+	a := tablesOnly(t)
+	known := map[identity.ID]int{65793: 2}
+	for id, want := range map[identity.ID]*int{65793: new(2), 65794: new(0), 131329: nil, identity.RemoteNode: nil} {
+		if diff := cmp.Diff(want, a.referencesOf(id, known)); diff != "" {
+			t.Errorf("identity %d (-want +got)\n%s", id, diff)
+		}
+	}
+}
+
 func TestFlowPeers(t *testing.T) {
 	a := tablesOnly(t)
 	for name, tc := range map[string]struct {
