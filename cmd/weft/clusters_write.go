@@ -106,11 +106,13 @@ func (a *clusterAdd) run(cmd *cobra.Command, env environment, name string, out *
 	if err := os.WriteFile(trial.File, content, 0o600); err != nil {
 		return err
 	}
+	p := startProgress(env)
 	show := func(kvstore.Step) {}
 	if out.forPeople() {
-		show = stepPrinter(env.stdout, env.ink(), trial)
+		show = stepPrinter(p.above(env.stdout), env.ink(), trial)
 	}
-	a.diagnose(cmd.Context(), &trial, env, a.ids(cmd.Context(), env), show)
+	a.diagnose(cmd.Context(), &trial, env, a.ids(cmd.Context(), env), p.steps(name, show))
+	p.end()
 	change.Steps = trial.Steps
 	switch {
 	case a.dryRun:

@@ -93,7 +93,9 @@ func gatherCommand(env environment, c *clientOptions) *cobra.Command {
 	cmd := newCommand("gather", "Write what others need to help into one file, without secrets", func(cmd *cobra.Command, _ []string) error {
 		b := &bundle{Meta: api.MetaOf(kindBundle), At: env.now().UTC()}
 		b.Path = cmp.Or(file, "weft-"+b.At.Format("20060102-150405")+".tar.gz")
-		b.gather(cmd.Context(), env, c, addresses)
+		p := startProgress(env)
+		b.gather(cmd.Context(), env, c, addresses, p)
+		p.end()
 		if err := b.write(); err != nil {
 			return err
 		}
@@ -109,7 +111,7 @@ func gatherCommand(env environment, c *clientOptions) *cobra.Command {
 }
 
 // gather asks for everything. What cannot be had is an entry with an error.
-func (b *bundle) gather(ctx context.Context, env environment, c *clientOptions, addresses bool) {
+func (b *bundle) gather(ctx context.Context, env environment, c *clientOptions, addresses bool, p *progress) {
 	client := api.NewClient(c.socket)
 	config, _ := client.Config(ctx) // without an agent there are those of the files that are where they usually are
 	b.secrets = knownSecrets(append(config.Items, usualConfigs(env)...))
@@ -117,7 +119,12 @@ func (b *bundle) gather(ctx context.Context, env environment, c *clientOptions, 
 	if addresses {
 		commands = slices.Concat(commands, gatheredAddresses)
 	}
+	all := len(commands) + len(gatheredProfiles) + len(gatheredFiles)
+	next := func(source string) {
+		p.say("%d of %s: %s", len(b.Items)+1, count(all, "file"), source)
+	}
 	for _, g := range commands {
+		next("weft " + g.args)
 		var stdout, stderr bytes.Buffer
 		quiet := env
 		quiet.ctx, quiet.stdout, quiet.stderr = ctx, &stdout, &stderr
@@ -125,9 +132,10 @@ func (b *bundle) gather(ctx context.Context, env environment, c *clientOptions, 
 		code := run(quiet, args)
 		b.add(bundleEntry{File: g.file, Source: "weft " + g.args, Exit: code, Error: strings.TrimSpace(stderr.String())}, stdout.Bytes())
 	}
-	for _, p := range gatheredProfiles {
-		content, err := readProfile(ctx, client, p.name, p.debug)
-		b.add(bundleEntry{File: p.file, Source: "profile " + p.name, Error: errorText(err)}, content)
+	for _, g := range gatheredProfiles {
+		next("profile " + g.name)
+		content, err := readProfile(ctx, client, g.name, g.debug)
+		b.add(bundleEntry{File: g.file, Source: "profile " + g.name, Error: errorText(err)}, content)
 	}
 	for _, f := range gatheredFiles {
 		content, err := os.ReadFile(f.path)

@@ -176,7 +176,9 @@ func kvstoreGet(env environment, o *etcdOptions) *cobra.Command {
 		if err := checkKey(args[0]); err != nil {
 			return err
 		}
-		w := bufio.NewWriter(env.stdout)
+		p := startProgress(env)
+		defer p.end()
+		w := bufio.NewWriter(p.above(env.stdout))
 		t := out.table(w)
 		if out.full() {
 			t = out.table(w, "REVISION", "VERSION", "LEASE", "KEY", "VALUE")
@@ -194,7 +196,7 @@ func kvstoreGet(env environment, o *etcdOptions) *cobra.Command {
 		}
 		err := o.do(cmd.Context(), func(ctx context.Context, client *kvstore.Client) error {
 			if recursive {
-				return eachKey(ctx, client, args[0], show)
+				return eachKey(ctx, client, args[0], p, show)
 			}
 			kv, ok, err := client.Get(ctx, args[0])
 			switch {
@@ -220,7 +222,9 @@ func checkKey(key string) error {
 	return nil
 }
 
-func eachKey(ctx context.Context, client *kvstore.Client, prefix string, show func(kvstore.KV) error) error {
+func eachKey(ctx context.Context, client *kvstore.Client, prefix string, p *progress, show func(kvstore.KV) error) error {
+	n := 0
+	p.did(n, "key")
 	for kv, err := range client.All(ctx, prefix) {
 		if err != nil {
 			return err
@@ -228,6 +232,8 @@ func eachKey(ctx context.Context, client *kvstore.Client, prefix string, show fu
 		if err := show(kv); err != nil {
 			return err
 		}
+		n++
+		p.did(n, "key")
 	}
 	return nil
 }
@@ -239,10 +245,12 @@ func kvstoreList(env environment, o *etcdOptions) *cobra.Command {
 		if err := checkKey(args[0]); err != nil {
 			return err
 		}
-		w := bufio.NewWriter(env.stdout)
+		p := startProgress(env)
+		defer p.end()
+		w := bufio.NewWriter(p.above(env.stdout))
 		t := out.table(w, "REVISION", "VERSION", "LEASE", "BYTES", "KEY")
 		err := o.do(cmd.Context(), func(ctx context.Context, client *kvstore.Client) error {
-			return eachKey(ctx, client, args[0], func(kv kvstore.KV) error {
+			return eachKey(ctx, client, args[0], p, func(kv kvstore.KV) error {
 				if out.forPrograms() {
 					k := makeKey(kv)
 					k.bytesJSON = bytesJSON{}

@@ -50,10 +50,12 @@ func kvstoreSet(env environment, o *etcdOptions) *cobra.Command {
 			dump, name = f, from
 		}
 		written := 0
+		p := startProgress(env)
 		err := o.do(cmd.Context(), func(ctx context.Context, client *kvstore.Client) (err error) {
-			written, err = load(ctx, client, dump, name)
+			written, err = load(ctx, client, dump, name, p)
 			return err
 		})
+		p.end()
 		if err != nil {
 			return fmt.Errorf("%s written, then: %w", count(written, "key"), err)
 		}
@@ -78,7 +80,8 @@ type writing struct {
 }
 
 // load writes the keys of a dump, in its order, and returns how many were written.
-func load(ctx context.Context, client *kvstore.Client, dump io.Reader, name string) (written int, err error) {
+func load(ctx context.Context, client *kvstore.Client, dump io.Reader, name string, p *progress) (written int, err error) {
+	p.did(0, "key")
 	lines := bufio.NewScanner(dump)
 	lines.Buffer(nil, maxKeyLine)
 	for n := 1; lines.Scan(); n++ {
@@ -93,6 +96,7 @@ func load(ctx context.Context, client *kvstore.Client, dump io.Reader, name stri
 			return written, err
 		}
 		written++
+		p.did(written, "key")
 	}
 	if err := lines.Err(); err != nil {
 		return written, fmt.Errorf("read %s: %w", name, err)

@@ -38,7 +38,7 @@ func statusCommand(env environment, c *clientOptions) *cobra.Command {
 		}
 		ask := api.NewClient(c.socket).Status
 		if o.wait {
-			ask = o.untilHealthy(ask)
+			ask = o.untilHealthy(env, ask)
 		}
 		healthy, err := o.show(cmd.Context(), env, ask)
 		if err == nil && o.watch.on {
@@ -69,7 +69,7 @@ func statusCommand(env environment, c *clientOptions) *cobra.Command {
 const waitInterval = 250 * time.Millisecond
 
 // untilHealthy asks again and again until all is well, and gives the last answer when the time is over.
-func (o *statusOptions) untilHealthy(ask func(context.Context) (api.Status, error)) func(context.Context) (api.Status, error) {
+func (o *statusOptions) untilHealthy(env environment, ask func(context.Context) (api.Status, error)) func(context.Context) (api.Status, error) {
 	return func(ctx context.Context) (api.Status, error) {
 		if o.timeout <= 0 {
 			return api.Status{}, usagef("--timeout %s: want a duration above 0", o.timeout)
@@ -78,11 +78,14 @@ func (o *statusOptions) untilHealthy(ask func(context.Context) (api.Status, erro
 		defer over.Stop()
 		ticker := time.NewTicker(waitInterval)
 		defer ticker.Stop()
+		p := startProgress(env)
+		defer p.end()
 		for {
 			s, err := ask(ctx)
 			if err == nil && s.Healthy || err != nil && !errors.Is(err, api.ErrUnreachable) {
 				return s, err
 			}
+			p.say("waiting: %s", waitText(&s, err))
 			select {
 			case <-ctx.Done():
 				return s, cmp.Or(err, ctx.Err())
@@ -92,6 +95,17 @@ func (o *statusOptions) untilHealthy(ask func(context.Context) (api.Status, erro
 			}
 		}
 	}
+}
+
+// waitText says what there is to wait for.
+func waitText(s *api.Status, err error) string {
+	switch {
+	case err != nil:
+		return "no agent answers"
+	case len(s.Problems) == 0:
+		return healthText(s)
+	}
+	return healthText(s) + ", such as " + s.Problems[0]
 }
 
 // show asks once, and prints the answer.

@@ -66,19 +66,23 @@ func troubleshootKVStore(env environment, c *clientOptions) *cobra.Command {
 			return err
 		}
 		result := troubleshooting{Meta: api.MetaOf(kindTroubleshooting), Healthy: true, Items: []diagnosis{}}
-		for _, d := range targets {
+		p := startProgress(env)
+		defer p.end()
+		stdout := p.above(env.stdout)
+		for i, d := range targets {
 			show := func(kvstore.Step) {}
 			if out.forPeople() {
-				show = stepPrinter(env.stdout, env.ink(), d)
+				show = stepPrinter(stdout, env.ink(), d)
 			}
+			show = p.steps(fmt.Sprintf("%s, %d of %s", d.Name, i+1, count(len(targets), "config")), show)
 			o.diagnose(cmd.Context(), &d, env, &heard, show)
 			result.Healthy = result.Healthy && d.Healthy
 			result.Items = append(result.Items, d)
 		}
 		if out.forPeople() {
-			err = printVerdict(env.stdout, result.Items)
+			err = printVerdict(stdout, result.Items)
 		} else {
-			err = out.show(env.stdout, result, result.rows)
+			err = out.show(stdout, result, result.rows)
 		}
 		if err == nil && !result.Healthy {
 			err = errUnhealthy
@@ -195,6 +199,18 @@ func checkConfig(d *diagnosis, report func(kvstore.Step)) (kvstore.Config, bool)
 }
 
 var marks = map[kvstore.Outcome]mark{kvstore.StepPassed: passed, kvstore.StepWarning: warned, kvstore.StepFailed: failed}
+
+// steps tells how many steps of something have been tried, and shows each.
+func (p *progress) steps(of string, show func(kvstore.Step)) func(kvstore.Step) {
+	n := 0
+	tell := func() { p.say("%s: %s tried", of, count(n, "step")) }
+	tell()
+	return func(s kvstore.Step) {
+		n++
+		tell()
+		show(s)
+	}
+}
 
 // stepPrinter prints each step as it ends, below a line for the config and one for each endpoint if there are several.
 func stepPrinter(w io.Writer, ink ink, d diagnosis) func(kvstore.Step) {

@@ -24,7 +24,10 @@ func verifyCommand(env environment, c *clientOptions) *cobra.Command {
 	cmd := newCommand("verify", "Compare what the clusters say, what is known and what is in the kernel", func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), verifyTimeout)
 		defer cancel()
+		p := startProgress(env)
+		p.say("comparing the clusters, the tables and the kernel")
 		v, err := api.NewClient(c.socket).Verify(ctx, repair)
+		p.end()
 		if err != nil {
 			return err
 		}
