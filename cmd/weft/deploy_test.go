@@ -32,6 +32,7 @@ func describedMetrics(t *testing.T) map[string][]string {
 		defer close(descs)
 		newCollector(func() api.Status { return api.Status{} }, nil).Describe(descs)
 		propagationCollector{}.Describe(descs)
+		serviceCollector{}.Describe(descs)
 		operatorCollector{}.Describe(descs)
 	}()
 	pattern := regexp.MustCompile(`fqName: "([^"]+)".*variableLabels: \{([^}]*)\}`)
