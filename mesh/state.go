@@ -92,7 +92,7 @@ func (r *remote) joined() {
 	r.progress.connections++
 	r.progress.connected = time.Now()
 	r.observe()
-	r.log.Info("connection to remote cluster established", "id", r.claims, "cached", r.config.Capabilities.Cached,
+	r.log.Info("connection to remote cluster established", "clusterID", r.claims, "cached", r.config.Capabilities.Cached,
 		"canaries", r.config.Capabilities.SyncedCanaries)
 }
 
