@@ -164,7 +164,7 @@ func TestLogLines(t *testing.T) {
 	w.remove("west")
 	w.awaitGone("west")
 	for _, want := range []string{
-		`level=INFO msg="connection to remote cluster established" cluster=west id=2`,
+		`level=INFO msg="connection to remote cluster established" cluster=west clusterID=2`,
 		`level=INFO msg="state of remote cluster" cluster=west state=draining was=`,
 		`level=INFO msg="all resources of remote cluster cleaned up" cluster=west`,
 	} {
