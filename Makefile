@@ -41,7 +41,7 @@ export CGO_ENABLED ?= 0
 
 KUBE_APISERVER := .cache/kube-apiserver
 
-.PHONY: help deps lab-deps build kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab lab-kubernetes test-kernels vagrant-test mechanisms packages sbom vulncheck test-packages test-reproducible clean
+.PHONY: help deps lab-deps build deps-kube kube-apiserver demo test test-faults test-long check docs generate bench fuzz lab lab-kubernetes test-kernels vagrant-test mechanisms packages sbom vulncheck test-packages test-reproducible clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,8 @@ lab-kubernetes: lab-deps build kube-apiserver ## build the lab with an API serve
 test: deps kube-apiserver ## run every test with the race detector
 	CGO_ENABLED=1 go test -race -count=1 -timeout 15m ./...
 	cd test/chart && go test -count=1 ./...
+
+deps-kube: kube-apiserver ## the same as kube-apiserver
 
 kube-apiserver: $(KUBE_APISERVER) ## build the API server of Kubernetes that tests run (some minutes, once)
 
