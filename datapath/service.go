@@ -176,7 +176,8 @@ func (s *services) start(ctx context.Context, tasks *sync.WaitGroup, d *Datapath
 	if s == nil {
 		return
 	}
-	tasks.Go(func() { d.flows.read(s.refusals) })
+	refusals := s.refusals // which stopReading takes away, perhaps before the goroutine has begun
+	tasks.Go(func() { d.flows.read(refusals) })
 	tasks.Go(func() { s.reconciler.run(ctx, sync.OnceFunc(d.achieved)) })
 }
 

@@ -470,3 +470,13 @@ func TestServiceChurn(t *testing.T) {
 	}
 	t.Logf("%d connections; %+v", dials.Load(), a.Status().Services)
 }
+
+// An agent that is told to end before all that it starts has begun ends as at any other time.
+func TestServicesEndBeforeTheyBegin(t *testing.T) {
+	h := newServiceHost(t)
+	for range 10 {
+		h.startUnready().stop()
+	}
+	a := h.start()
+	a.stop()
+}
