@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -42,7 +43,27 @@ func newServiceLab(t *testing.T, args ...string) *serviceLab {
 	s.east, s.west = s.lab.Clusters[0], s.lab.Clusters[1]
 	s.serve(s.east)
 	s.serve(s.west)
+	s.reach(s.east)
+	s.reach(s.west)
 	return s
+}
+
+// reach waits until the client of a cluster reaches all servers by their own addresses: a node knows a pod, and leads to it, a moment
+// before it has the route to the pod's node.
+func (s *serviceLab) reach(from clusterPlan) {
+	s.t.Helper()
+	for _, pod := range slices.Concat(s.east.webPods(), s.west.webPods()) {
+		for _, addr := range []netip.Addr{pod.IPv4, pod.IPv6} {
+			testutil.Eventually(s.t, testPatience, func() error {
+				out, err := exec.Command(s.lab.self, "--state-dir", s.dir, "exec", from.Nodes[0].Pods[1].path(),
+					s.lab.self, "request", "tcp", netip.AddrPortFrom(addr, servicePort).String()).CombinedOutput()
+				if err != nil {
+					return fmt.Errorf("%s from %s: %w: %s", addr, from.Name, err, out)
+				}
+				return nil
+			})
+		}
+	}
 }
 
 // serve starts the servers of a cluster.
