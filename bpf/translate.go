@@ -149,7 +149,7 @@ type Fragment struct {
 	SinceNS uint64 // CLOCK_MONOTONIC
 }
 
-// Translated is what one CPU did: struct translated in lib/translate.h. A packet is one socket buffer.
+// Translated is what one CPU did: struct translated in lib/flow.h. A packet is one socket buffer.
 type Translated struct {
 	Requests  uint64 // packets to a backend
 	Replies   uint64 // packets back to a client
