@@ -54,23 +54,36 @@ func (s *Server) page(get getter) {
 // CheckPageAddress refuses an address that a [PageServer] does not listen on. The zero AddrPort is none.
 func CheckPageAddress(at netip.AddrPort) error { return CheckMetricsAddress(at) }
 
-// PageServer answers the page that shows the mesh, and what of /v1 the page reads, on a TCP address of the loopback device.
-// Every user of the machine can read it; nobody can write.
+// PageServer answers the page that shows the mesh, and what of /v1 the page reads, on a TCP address of the loopback device, to
+// those who know its URL. Nobody can write.
 type PageServer struct {
 	at     netip.AddrPort
 	server *Server
+	key    pageKey
+	url    string // set before ready is closed
 	ready  chan struct{}
 }
 
 // NewPageServer assembles a server for the agent. The address must have passed [CheckPageAddress].
 func NewPageServer(at netip.AddrPort, agent Agent, log *slog.Logger) *PageServer {
-	return &PageServer{at: at, server: NewServer("", agent, log), ready: make(chan struct{})}
+	return &PageServer{at: at, server: NewServer("", agent, log), key: newPageKey(), ready: make(chan struct{})}
 }
 
 func (p *PageServer) String() string { return "page" }
 
 // Ready is closed once the address is listened on.
 func (p *PageServer) Ready() <-chan struct{} { return p.ready }
+
+// URL is where a browser of this machine finds the page, with the token that it needs; ok is false before the page is ready. It is
+// a secret.
+func (p *PageServer) URL() (url string, ok bool) {
+	select {
+	case <-p.ready:
+		return p.url, true
+	default:
+		return "", false
+	}
+}
 
 // Run serves until ctx ends.
 func (p *PageServer) Run(ctx context.Context) error {
@@ -81,8 +94,10 @@ func (p *PageServer) Run(ctx context.Context) error {
 	mux, get := newMux()
 	p.server.page(get)
 	p.server.shown(get)
-	p.server.log.Info("page ready", "url", "http://"+listener.Addr().String()+"/")
-	return p.server.serve(ctx, listener, p.ready, guard(mux, isLoopback))
+	base := "http://" + listener.Addr().String() + "/"
+	p.url = base + "?token=" + p.key.token
+	p.server.log.Info("page ready, `weft page` prints its address with the token", "url", base)
+	return p.server.serve(ctx, listener, p.ready, guard(p.key.demand(mux), isLoopback))
 }
 
 // guard refuses requests that a page of somebody else's makes a browser send: those for a host that is not ours, which is a

@@ -20,9 +20,9 @@ import (
 )
 
 // servePage runs a page server of an agent that knows one of everything, and returns its address.
-func servePage(t *testing.T) string { return servePageOf(t, fakeAgent()) }
+func servePage(t *testing.T) (string, *PageServer) { return servePageOf(t, fakeAgent()) }
 
-func servePageOf(t *testing.T, agent Agent) string {
+func servePageOf(t *testing.T, agent Agent) (string, *PageServer) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -45,12 +45,12 @@ func servePageOf(t *testing.T, agent Agent) string {
 	case err := <-ended:
 		t.Fatal(err)
 	}
-	return at.String()
+	return at.String(), p
 }
 
 // The page can be read from this machine's own names only, by no other page, and nothing can be written through it.
 func TestPageIsGuarded(t *testing.T) {
-	at := servePage(t)
+	at, p := servePage(t)
 	_, port, err := net.SplitHostPort(at)
 	if err != nil {
 		t.Fatal(err)
@@ -92,6 +92,7 @@ func TestPageIsGuarded(t *testing.T) {
 		}
 		request.Close = true
 		request.Host = tc.host
+		request.AddCookie(&http.Cookie{Name: p.key.cookie, Value: p.key.token})
 		if tc.origin != "" {
 			request.Header.Set("Origin", tc.origin)
 		}
@@ -157,7 +158,7 @@ func TestSocketIsGuarded(t *testing.T) {
 }
 
 func TestPageAddressInUse(t *testing.T) {
-	at := servePage(t)
+	at, _ := servePage(t)
 	err := NewPageServer(netip.MustParseAddrPort(at), fakeAgent(), slog.New(slog.DiscardHandler)).Run(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "choose another with --page-address") {
 		t.Errorf("Run: %v", err)
@@ -206,10 +207,11 @@ func TestPageInBrowser(t *testing.T) {
 		})
 	}
 	agent.Flows.Append([]Flow{{Device: evil, Verdict: evil, Protocol: "TCP", Source: Peer{IP: netip.MustParseAddr("10.2.1.10"), Port: 80, Identity: 131329}, Destination: Peer{IP: netip.MustParseAddr("10.1.1.10"), Name: "world"}}})
-	at := servePageOf(t, agent)
+	_, p := servePageOf(t, agent)
+	url, _ := p.URL()
 
 	b := testutil.StartBrowser(t)
-	b.Open(t, "http://"+at+"/#10.2.1.10")
+	b.Open(t, url+"#10.2.1.10")
 	awaitText(t, b, "#rows", append(states, evil)...)
 	awaitText(t, b, "#problems", evil)
 	awaitText(t, b, "#answer", "10.2.1.10 is "+evil, "131329", "wins", "10.2.1.10/32")

@@ -35,6 +35,8 @@ type Agent struct {
 	Explain    func(netip.Addr) Explanation
 	Conflicts  func() iter.Seq[Conflict]
 	Metrics    http.Handler // answers with all metrics
+	// Page is where the page is on TCP, with its token; ok is false before it is ready. Nil where it is on the socket alone.
+	Page func() (url string, ok bool)
 	// Verify compares the kernel with the tables, and may take seconds.
 	Verify    func(ctx context.Context, repair bool) (Verification, error)
 	Endpoints EndpointStore
@@ -110,6 +112,7 @@ func (s *Server) routes() http.Handler {
 	mux, get := newMux()
 	s.page(get)
 	s.shown(get)
+	get("/v1/page", nil, s.where)
 	get("/v1/ip", nil, func(w http.ResponseWriter, r *http.Request) error { return writeList(w, r, KindIPList, s.agent.IPs()) })
 	get("/v1/ip/{address}", nil, s.ip)
 	get("/v1/service/{namespace}/{name}", nil, s.service)

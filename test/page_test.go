@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -14,8 +13,6 @@ import (
 	"github.com/weftmesh/weft/internal/testutil"
 	"github.com/weftmesh/weft/internal/testutil/golden"
 )
-
-var pageURL = regexp.MustCompile(`"msg":"page ready".*"url":"([^"]+)"`)
 
 // The page of a real agent, in a real browser: the mesh with the remote cluster, an answer to a question that is typed, and
 // a cluster that is lost.
@@ -29,13 +26,14 @@ func TestPage(t *testing.T) {
 	west.WriteConfig(t, filepath.Join(h.clustermesh, "west"))
 	a := h.start(t, "east", 1, "--page-address", "127.0.0.1:0")
 	h.awaitVerified(t)
+	url := strings.TrimSpace(string(command(t, os.Getenv(weftEnv), "page", "--api-socket", h.socket)))
 	content, err := os.ReadFile(a.log.Name())
 	if err != nil {
 		t.Fatal(err)
 	}
-	url := pageURL.FindSubmatch(content)
-	if url == nil {
-		t.Fatal("the agent does not say where its page is")
+	base, token, ok := strings.Cut(url, "?token=")
+	if !ok || !strings.Contains(string(content), base) || strings.Contains(string(content), token) {
+		t.Fatalf("weft page prints %q; the log is to have the address, and not the token:\n%s", url, content)
 	}
 
 	b := testutil.StartBrowser(t)
@@ -51,7 +49,14 @@ func TestPage(t *testing.T) {
 			return nil
 		})
 	}
-	b.Open(t, string(url[1]))
+	b.Open(t, base)
+	shows("body", "weft page")
+	b.Complaints(t) // the browser tells that it was refused
+	b.Open(t, url)
+	var at string
+	if b.Run(t, `return location.href`, &at); at != base {
+		t.Errorf("the browser shows %q as its address, want %q", at, base)
+	}
 	shows("#self", "east (1)", "east-n1")
 	shows("#health", "healthy")
 	shows("#rows", "west", "ready")

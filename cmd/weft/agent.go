@@ -104,13 +104,18 @@ func newAgent(cfg agentConfig, env environment) (a *agent, err error) {
 		}
 	}
 	view := a.view()
+	var page *api.PageServer
+	if cfg.pageAddress.IsValid() {
+		page = api.NewPageServer(cfg.pageAddress, view, a.log.With("task", "page"))
+		view.Page = page.URL
+	}
 	server := api.NewServer(cfg.socket, view, a.log.With("task", "api"))
 	a.tasks = append(a.tasks, &flowTask{agent: a, ready: make(chan struct{})}, server)
 	if cfg.metricsAddress.IsValid() {
 		a.tasks = append(a.tasks, api.NewMetricsServer(cfg.metricsAddress, view, a.log.With("task", "metrics")))
 	}
-	if cfg.pageAddress.IsValid() {
-		a.tasks = append(a.tasks, api.NewPageServer(cfg.pageAddress, view, a.log.With("task", "page")))
+	if page != nil {
+		a.tasks = append(a.tasks, page)
 	}
 	if notify := newNotifyTask(env.lookup, func() string { return agentLine(a.status()) }, a.log.With("task", "notify")); notify != nil {
 		notify.after = []task{a.datapath, server}

@@ -167,7 +167,7 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 	flags.TextVar(&o.metricsAddress, "metrics-address", netip.AddrPort{},
 		"`address` of the loopback device, such as 127.0.0.1:9879, that answers /metrics and health probes, too (default: the socket only)")
 	flags.TextVar(&o.pageAddress, "page-address", netip.AddrPort{},
-		"`address` of the loopback device, such as 127.0.0.1:9880, that shows the mesh as a page in a browser, too (default: the socket only)")
+		"`address` of the loopback device, such as 127.0.0.1:9880, that shows the mesh as a page in a browser, too, to those who know what `weft page` prints (default: the socket only)")
 	flags.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least `level` of what is logged: debug, info, warn or error")
 	return o
 }

@@ -171,6 +171,7 @@ func checkTried(t *testing.T, tried []string) {
 		"gather",          // it prints what it asked; what it was told is in a file
 		"top",             // its line is below
 		"log-level",       // its answer is one of slog's words
+		"page",            // its answer is the agent's own address
 	}
 	for _, cmd := range leaves(root) {
 		path := strings.TrimPrefix(cmd.CommandPath(), "weft ")

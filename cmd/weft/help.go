@@ -74,6 +74,9 @@ var helpTexts = map[string]help{
 		"is in it is a fixed list, and printed: no config of an etcd, no certificate, no key, no password, not even where an error quotes one; " +
 		"no addresses of workloads and no flows but with --addresses. It needs no agent; what is missing without one is said.",
 		[]string{"weft gather", "weft gather --addresses --file /tmp/weft.tar.gz"}},
+	"page": {"Print the address at which a browser of this machine finds the agent's page, where the agent runs with --page-address. The token in it " +
+		"is a secret: who knows it reads the page until the agent ends. Without --page-address, the page is on the agent's socket, and the exit code is 1.",
+		[]string{"weft page", "weft page -o json"}},
 	"log-level": {"Show the least level of what the running agent logs, or change it until the agent ends: debug, info, warn or error. Lines that " +
 		"repeat themselves are left out after 50 in a minute, but for those of debug.",
 		[]string{"weft log-level", "weft log-level debug"}},

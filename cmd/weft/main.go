@@ -128,7 +128,7 @@ func newRoot(env environment) (root *cobra.Command, started *bool) {
 		explainCommand(env, c), endpointCommand(env, c), operatorCommand(env),
 		clustersCommand(env, c), metricsCommand(env, c), bpfCommand(env, c), flowsCommand(env, c), topCommand(env, c), kvstoreCommand(env), troubleshootCommand(env, c),
 		verifyCommand(env, c), benchCommand(env, c), cleanupCommand(env, c), diagnoseCommand(env, c),
-		configCommand(env, c), logLevelCommand(env, c), gatherCommand(env, c), versionCommand(env, c),
+		configCommand(env, c), pageCommand(env, c), logLevelCommand(env, c), gatherCommand(env, c), versionCommand(env, c),
 	)
 	addHelp(root)
 	return root, started

@@ -130,6 +130,7 @@ func lab(healthy bool) api.Agent {
 	})
 	level := new(slog.LevelVar)
 	return api.Agent{
+		Page:     func() (string, bool) { return "http://127.0.0.1:9880/?token=CN3WSLIGVUODC7N5AHFBT54AKE", true },
 		LogLevel: level,
 		Config: func() api.Config {
 			return api.Config{Meta: api.MetaOf(api.KindConfig), File: "/etc/weft/agent.yaml", Items: []api.ConfigOption{
@@ -369,6 +370,8 @@ func TestCommands(t *testing.T) {
 		{"config-view.txt", well, 0, "config view"},
 		{"config-view-origin.txt", well, 0, "config view --origin"},
 		{"config-view.json", well, 0, "config view -o json"},
+		{"page.txt", well, 0, "page"},
+		{"page.json", well, 0, "page -o json"},
 		{"log-level.txt", well, 0, "log-level"},
 		{"log-level.json", well, 0, "log-level -o json"},
 		{"metrics.json", well, 0, "metrics -o json --match ^weft_bpf"},
