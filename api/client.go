@@ -77,7 +77,16 @@ func (e *unreachableError) Error() string {
 	if errors.Is(cause, fs.ErrPermission) {
 		return fmt.Sprintf("%s unreachable at %s: %v: be root, or in the group of the socket", e.daemon, e.path, cause)
 	}
+	if isTimeout(cause) {
+		return fmt.Sprintf("%s unreachable at %s: it accepts connections, but has not answered for %s: see the log of `weft %s`, and restart it if "+
+			"it hangs: traffic goes on meanwhile", e.daemon, e.path, requestTimeout, e.daemon)
+	}
 	return fmt.Sprintf("%s unreachable at %s: %v: is `weft %s` running?", e.daemon, e.path, cause, e.daemon)
+}
+
+func isTimeout(err error) bool {
+	var network net.Error
+	return errors.As(err, &network) && network.Timeout()
 }
 
 func (e *unreachableError) Unwrap() []error { return []error{ErrUnreachable, e.cause} }
@@ -187,23 +196,27 @@ func ask[T any](ctx context.Context, c *Client, path string) (answer T, err erro
 
 // get returns a response with status 200; others become errors.
 func (c *Client) get(ctx context.Context, path string) (*http.Response, error) {
-	return c.exchange(ctx, c.http, http.MethodGet, path, nil)
+	return c.exchange(ctx, c.http, http.MethodGet, path, nil, "")
 }
 
 // do is get for what takes longer, or changes something.
 func (c *Client) do(ctx context.Context, method, path string) (*http.Response, error) {
-	return c.exchange(ctx, c.patient, method, path, nil)
+	return c.exchange(ctx, c.patient, method, path, nil, "")
 }
 
 // send is do with a body.
 func (c *Client) send(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
-	return c.exchange(ctx, c.patient, method, path, body)
+	return c.exchange(ctx, c.patient, method, path, body, "")
 }
 
-func (c *Client) exchange(ctx context.Context, by *http.Client, method, path string, body []byte) (*http.Response, error) {
+// exchange returns a response with status 200, of the type that is accepted if one is; others become errors.
+func (c *Client) exchange(ctx context.Context, by *http.Client, method, path string, body []byte, accept string) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
+	}
+	if accept != "" {
+		request.Header.Set("Accept", accept)
 	}
 	response, err := by.Do(request)
 	if err != nil {

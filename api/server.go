@@ -37,8 +37,9 @@ type Agent struct {
 	Metrics    http.Handler // answers with all metrics
 	// Page is where the page is on TCP, with its token; ok is false before it is ready. Nil where it is on the socket alone.
 	Page func() (url string, ok bool)
-	// Verify compares the kernel with the tables, and may take seconds.
-	Verify    func(ctx context.Context, repair bool) (Verification, error)
+	// Verify compares the kernel with the tables, and may take seconds. It tells meanwhile how many entries are compared, and of
+	// how many; tell does not block, and may be called from any goroutine.
+	Verify    func(ctx context.Context, repair bool, tell func(done, total int)) (Verification, error)
 	Endpoints EndpointStore
 	Config    func() Config
 	LogLevel  LogLevelSetter
@@ -246,7 +247,7 @@ func (s *Server) flows(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return refuse(http.StatusBadRequest, "last: want a number")
 	}
-	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.Header().Set("Content-Type", lines)
 	encoder := json.NewEncoder(w)
 	buf := make([]Flow, 0, 256)
 	for at := s.agent.Flows.Last(int(last)); ; {

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -28,12 +29,13 @@ type Remnant struct {
 
 // Cleanup removes everything that is provably weft's from the network namespace of the calling thread and from below a BPF
 // file system, and returns what that was, in order, and what it left. With dryRun it removes nothing. Root may clean up
-// behind an agent that ran as another user. The error wraps [ErrInUse] while an agent runs.
-func Cleanup(bpffs string, dryRun bool) ([]Remnant, error) {
+// behind an agent that ran as another user. It removes nothing more once ctx has ended, and tells how many remnants it has
+// found. The error wraps [ErrInUse] while an agent runs.
+func Cleanup(ctx context.Context, bpffs string, dryRun bool, tell func(found int)) ([]Remnant, error) {
 	if err := checkPrivileges(); err != nil {
 		return nil, err
 	}
-	c := &cleaner{dryRun: dryRun}
+	c := &cleaner{ctx: ctx, dryRun: dryRun, tell: tell}
 	of := fileUser()
 	path := filepath.Join(bpffs, pinDirName)
 	switch _, err := os.Lstat(path); {
@@ -78,6 +80,8 @@ type cleaner struct {
 	dir    *pinDir // nil: there are no pins
 	host   *host
 	dryRun bool
+	ctx    context.Context // of the call
+	tell   func(found int)
 	found  []Remnant
 }
 
@@ -85,16 +89,26 @@ type cleaner struct {
 func (c *cleaner) remove(kind, object string, act func() error) {
 	r := Remnant{Kind: kind, Object: object}
 	if !c.dryRun {
-		if err := act(); err != nil {
+		err := c.ctx.Err()
+		if err == nil {
+			err = act()
+		}
+		if err != nil {
 			r.Kept = err.Error()
 		}
 	}
+	c.note(r)
+}
+
+// note adds a remnant to those that are found.
+func (c *cleaner) note(r Remnant) {
 	c.found = append(c.found, r)
+	c.tell(len(c.found))
 }
 
 // keep notes what is not provably ours.
 func (c *cleaner) keep(kind, object, why string) {
-	c.found = append(c.found, Remnant{Kind: kind, Object: object, Kept: why})
+	c.note(Remnant{Kind: kind, Object: object, Kept: why})
 }
 
 // list returns the names in a directory of pins; none if it does not exist.

@@ -79,7 +79,7 @@ func (h *testHost) snapshot() []string {
 // cleanup runs one in the host's namespace.
 func (h *testHost) cleanup(dryRun bool) (found []Remnant, err error) {
 	h.t.Helper()
-	h.ns.Do(h.t, func() { found, err = Cleanup(h.cfg.BPFFS, dryRun) })
+	h.ns.Do(h.t, func() { found, err = Cleanup(h.t.Context(), h.cfg.BPFFS, dryRun, func(int) {}) })
 	return found, err
 }
 

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -27,8 +28,8 @@ type Cost struct {
 
 // Measure finds out what maps of so many entries cost. It works on maps and programs of its own, which are neither pinned nor
 // attached and are gone when it returns: an agent that runs is not disturbed, but for the time of one processor, some tenths
-// of a second, and about 150 bytes of memory for an entry.
-func Measure(entries int) (Cost, error) {
+// of a second, and about 150 bytes of memory for an entry. It tells what it measures now and how much of that is done, and ends with ctx.
+func Measure(ctx context.Context, entries int, tell func(what string, done, total int)) (Cost, error) {
 	var c Cost
 	spec, err := bpf.Load()
 	if err != nil {
@@ -46,10 +47,11 @@ func Measure(entries int) (Cost, error) {
 	if err := coll.Maps[bpf.MapConfig].Put(uint32(0), bpf.MakeConfig(0, false)); err != nil { // no samples
 		return c, explain("configure programs", err)
 	}
+	tell("entry", 0, entries)
 	if err := c.writes(coll, entries); err != nil {
 		return c, err
 	}
-	return c, c.packets(coll, entries)
+	return c, c.packets(ctx, coll, entries, tell)
 }
 
 // measuredAddr is the address of entry i; from `entries` on, nobody's.
@@ -92,11 +94,15 @@ func (c *Cost) writes(coll *ebpf.Collection, entries int) error {
 }
 
 // packets runs the program of incoming packets, and one that does nothing, in turn. The figures are medians.
-func (c *Cost) packets(coll *ebpf.Collection, entries int) error {
+func (c *Cost) packets(ctx context.Context, coll *ebpf.Collection, entries int, tell func(what string, done, total int)) error {
 	const frames, repeat = 101, 2000
 	known, world, empty := make([]time.Duration, frames), make([]time.Duration, frames), make([]time.Duration, frames)
 	program := coll.Programs[bpf.Programs[0].Name]
 	for i := range frames {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		tell("packet", 3*i*repeat, 3*frames*repeat)
 		for _, m := range []struct {
 			program *ebpf.Program
 			from    netip.Addr

@@ -11,7 +11,7 @@ import (
 // Every figure is there. How large they are is this machine's affair.
 func TestMeasure(t *testing.T) {
 	testutil.RequireRoot(t)
-	c, err := Measure(5000)
+	c, err := Measure(t.Context(), 5000, func(string, int, int) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -257,7 +257,7 @@ func (p *overlayPair) wantNothingLeft() {
 	p.t.Helper()
 	var left []Remnant
 	var err error
-	p.east.ns.Do(p.t, func() { left, err = Cleanup(p.east.cfg.BPFFS, false) })
+	p.east.ns.Do(p.t, func() { left, err = Cleanup(p.t.Context(), p.east.cfg.BPFFS, false, func(int) {}) })
 	if err != nil {
 		p.t.Fatal(err)
 	}

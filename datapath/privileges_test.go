@@ -250,7 +250,7 @@ func runUntilEOF(t *testing.T, bpffs string) error {
 	if err := d.Run(ctx); err != nil {
 		return err
 	}
-	found, err := Cleanup(bpffs, false)
+	found, err := Cleanup(t.Context(), bpffs, false, func(int) {})
 	for _, r := range found {
 		if r.Kept != "" {
 			return fmt.Errorf("%+v is left", r)

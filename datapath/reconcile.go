@@ -119,12 +119,12 @@ func (r *reconciler) run(ctx context.Context, done func()) {
 		case <-wait.C:
 		case <-verify.C:
 			began := time.Now()
-			if _, err := r.verify(ctx, true); err != nil {
+			if _, err := r.verify(ctx, true, nil); err != nil {
 				r.log.Warn("compare the map with the table", "err", err)
 			}
 			verify.Reset(r.pace.next(time.Since(began)))
 		case c := <-r.requests:
-			report, err := r.verify(ctx, c.repair)
+			report, err := r.verify(ctx, c.repair, c.tell)
 			c.reply <- comparisonResult{report, err}
 		}
 	}

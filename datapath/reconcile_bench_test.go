@@ -190,7 +190,7 @@ func BenchmarkMillion(b *testing.B) {
 		var r *reconciler
 		restart += timed(func() { r = reconcileOnce(b, table, kernel) })
 		compared += timed(func() {
-			if report, err := r.verify(context.Background(), false); err != nil || report.Compared != benchEntries || len(report.Differences) != 0 {
+			if report, err := r.verify(context.Background(), false, nil); err != nil || report.Compared != benchEntries || len(report.Differences) != 0 {
 				b.Fatalf("compare: %+v, %v", report, err)
 			}
 		})

@@ -255,7 +255,7 @@ func TestServicesAreCleanedUp(t *testing.T) {
 	}
 	clean := func() (kept []string) {
 		var found []Remnant
-		h.ns.Do(t, func() { found, err = Cleanup(h.cfg.BPFFS, false) })
+		h.ns.Do(t, func() { found, err = Cleanup(t.Context(), h.cfg.BPFFS, false, func(int) {}) })
 		if err != nil {
 			t.Fatal(err)
 		}

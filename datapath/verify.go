@@ -46,6 +46,7 @@ func (r *Report) add(d Difference) {
 // comparison is a request to a goroutine that owns kernel objects.
 type comparison struct {
 	repair bool
+	tell   func(done, total int)   // how far it is; it may be nil
 	reply  chan<- comparisonResult // of capacity one
 }
 
@@ -57,6 +58,12 @@ type comparisonResult struct {
 // Verify compares the kernel with the tables: map, routes, devices, programs, pins, services. With repair it makes right what it
 // finds. It is safe for concurrent use and waits for Run to be under way.
 func (d *Datapath) Verify(ctx context.Context, repair bool) (Report, error) {
+	return d.VerifyTelling(ctx, repair, nil)
+}
+
+// VerifyTelling is [Datapath.Verify] that tells meanwhile, from another goroutine, how many entries of the map and of the table it
+// has compared, and of how many. tell must not block, and may be called after the end if ctx has ended.
+func (d *Datapath) VerifyTelling(ctx context.Context, repair bool, tell func(done, total int)) (Report, error) {
 	var whole Report
 	owners := []chan comparison{d.compareMap, d.compareHost}
 	if d.compareServices != nil {
@@ -67,7 +74,7 @@ func (d *Datapath) Verify(ctx context.Context, repair bool) (Report, error) {
 		select {
 		case <-ctx.Done():
 			return Report{}, context.Cause(ctx)
-		case owner <- comparison{repair: repair, reply: reply}:
+		case owner <- comparison{repair: repair, tell: tell, reply: reply}:
 		}
 		select {
 		case <-ctx.Done():
@@ -110,11 +117,11 @@ func jittered(every time.Duration) time.Duration {
 
 // verify compares the map with the table. That somebody else changed the map is drift, which is counted; what the kernel
 // refuses for the time being is a difference, but no drift.
-func (r *reconciler) verify(ctx context.Context, repair bool) (Report, error) {
+func (r *reconciler) verify(ctx context.Context, repair bool, tell func(done, total int)) (Report, error) {
 	if err := r.pass(ctx, time.Now()); err != nil {
 		return Report{}, err
 	}
-	report, keys, err := r.compare()
+	report, keys, err := r.compare(r.tally(tell))
 	if err != nil {
 		return report, err
 	}
@@ -152,12 +159,13 @@ func (r *reconciler) repair(keys []bpf.IPCacheKey) {
 // compare reads the whole map and returns what differs from the table; keys[i] is that of the i-th difference, and there
 // are keys of those, too, that the report only counts. Nobody writes the map meanwhile but who should not. What changes
 // in the table meanwhile is no difference: it has not been taken yet.
-func (r *reconciler) compare() (report Report, keys []bpf.IPCacheKey, err error) {
+func (r *reconciler) compare(tally func(n int)) (report Report, keys []bpf.IPCacheKey, err error) {
 	var entries []inheritedEntry
 	err = r.kernel.Dump(func(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) {
 		for i := range keys {
 			entries = append(entries, inheritedEntry{keys[i], values[i]})
 		}
+		tally(len(keys))
 	})
 	if err != nil {
 		return report, nil, err
@@ -165,7 +173,9 @@ func (r *reconciler) compare() (report Report, keys []bpf.IPCacheKey, err error)
 	found := inherit(entries, r.group)
 	var suspects []suspect
 	for claim := range r.table.All() {
-		report.Compared++
+		if report.Compared++; report.Compared%toldEvery == 0 {
+			tally(toldEvery)
+		}
 		key, want := r.underlay.encode(claim.Prefix, claim.Entry)
 		if has, ok := found.speak(key); !ok || has != want {
 			suspects = append(suspects, suspect{key: key, want: want, have: has, wanted: true, there: ok})
@@ -190,6 +200,22 @@ func (r *reconciler) compare() (report Report, keys []bpf.IPCacheKey, err error)
 		}
 	}
 	return report, keys, nil
+}
+
+// toldEvery is of how many claims of the table it is told at once that they are compared.
+const toldEvery = 1000
+
+// tally returns what counts the entries that are compared, and tells how many they are of those of the map and of the table.
+func (r *reconciler) tally(tell func(done, total int)) func(n int) {
+	if tell == nil {
+		return func(int) {}
+	}
+	done, total := 0, 2*r.table.Len() // about as many are in the map
+	tell(done, total)
+	return func(n int) {
+		done += n
+		tell(done, max(done, total))
+	}
 }
 
 // suspect is an entry that is not as the table had it when it was looked at.

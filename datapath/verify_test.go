@@ -195,7 +195,7 @@ func TestVerifyFullMap(t *testing.T) {
 	b := newReconcilerBench(t, kernel)
 	b.apply(upsert("10.2.1.10/32", 131329), upsert("10.2.1.11/32", 131330))
 	b.step(0)
-	report, err := b.verify(t.Context(), true)
+	report, err := b.verify(t.Context(), true, nil)
 	if err != nil || len(report.Differences) != 1 || report.Differences[0].Repaired || !strings.Contains(report.Differences[0].Have, "--max-ipcache-entries") {
 		t.Errorf("report %+v, err %v, want the entry that does not fit", report, err)
 	}
@@ -212,7 +212,11 @@ func TestVerifyWipedMap(t *testing.T) {
 	}
 	b.step(0)
 	b.kernel.wipe()
-	report, err := b.verify(t.Context(), true)
+	var told [][2]int
+	report, err := b.verify(t.Context(), true, func(done, total int) { told = append(told, [2]int{done, total}) })
+	if last := told[len(told)-1]; told[0] != [2]int{0, 6000} || last != [2]int{3000, 6000} { // the map had none
+		t.Errorf("told of %v, want the 3000 of the table, of as many as there are in it and were in the map", told)
+	}
 	if err != nil || len(report.Differences) != shownDifferences || report.More != 3000-shownDifferences || report.Compared != 3000 {
 		t.Errorf("%d differences and %d more of %d, err %v", len(report.Differences), report.More, report.Compared, err)
 	}

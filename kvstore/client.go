@@ -78,6 +78,8 @@ type Client struct {
 	leases  *lockLeases
 	overdue overdue
 
+	listed atomic.Uint64 // keys that lists have delivered
+
 	// pagedOnly is set when the server does not know streamed ranges, until
 	// the next connection.
 	pagedOnly atomic.Bool

@@ -61,9 +61,13 @@ func (c *Client) head(ctx context.Context, of span) (position, error) {
 }
 
 // list yields all keys of a span as they were at revision, in
-// ascending order and in chunks, which are yield's to keep. It ends with
-// yield's first error.
-func (c *Client) list(ctx context.Context, of span, revision int64, yield func([]*keyValue) error, opts ...clientv3.OpOption) error {
+// ascending order and in chunks, which are deliver's to keep. It ends with
+// deliver's first error.
+func (c *Client) list(ctx context.Context, of span, revision int64, deliver func([]*keyValue) error, opts ...clientv3.OpOption) error {
+	yield := func(kvs []*keyValue) error {
+		c.listed.Add(uint64(len(kvs)))
+		return deliver(kvs)
+	}
 	if c.cfg.Paged || c.pagedOnly.Load() {
 		return c.listPages(ctx, of, revision, yield, opts)
 	}

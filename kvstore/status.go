@@ -47,6 +47,8 @@ type Status struct {
 
 	// Calls counts requests, and openings of streams, that were sent.
 	Calls uint64
+	// Listed counts the keys that lists have delivered.
+	Listed uint64
 	// FailedDials counts attempts to connect that ended before etcd could be
 	// asked anything.
 	FailedDials uint64
@@ -61,7 +63,7 @@ func (c *Client) Status() Status {
 	s := c.status.get()
 	c.expiry.report(&s)
 	s.Endpoints = slices.Clone(c.cfg.Endpoints)
-	s.Calls = c.limiter.calls.Load()
+	s.Calls, s.Listed = c.limiter.calls.Load(), c.listed.Load()
 	s.Connected = c.etcd.ActiveConnection().GetState() == connectivity.Ready
 	return s
 }

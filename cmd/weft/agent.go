@@ -41,6 +41,7 @@ func agentCommand(env environment, c *clientOptions) *cobra.Command {
 		return a.run(env.ctx)
 	})
 	options = newAgentOptions(cmd.Flags())
+	cmd.Annotations = map[string]string{daemonAnnotation: "true"}
 	return cmd
 }
 

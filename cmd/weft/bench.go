@@ -56,17 +56,19 @@ func benchCommand(env environment, c *clientOptions) *cobra.Command {
 		}
 		list := api.List[measured]{Meta: api.MetaOf(kindBench)}
 		var err error
-		if list.Items, err = benchKernel(entries); err != nil {
+		p := startProgress(env)
+		defer p.end()
+		if list.Items, err = benchKernel(cmd.Context(), entries, p); err != nil {
 			return err
 		}
 		if len(args) > 0 {
-			items, err := benchEtcds(cmd.Context(), env, c, o, args, keys)
+			items, err := benchEtcds(cmd.Context(), env, c, o, args, keys, p)
 			if err != nil {
 				return err
 			}
 			list.Items = append(list.Items, items...)
 		}
-		return out.show(env.stdout, list, func(t *table) { printMeasured(t, out, list.Items) })
+		return out.show(p.above(env.stdout), list, func(t *table) { printMeasured(t, out, list.Items) })
 	})
 	cmd.Use, cmd.Args = "bench [CLUSTER|FILE]...", cobra.ArbitraryArgs
 	o = newEtcdOptions(cmd.Flags())
@@ -76,8 +78,11 @@ func benchCommand(env environment, c *clientOptions) *cobra.Command {
 	return cmd
 }
 
-func benchKernel(entries int) ([]measured, error) {
-	cost, err := datapath.Measure(entries)
+func benchKernel(ctx context.Context, entries int, p *progress) ([]measured, error) {
+	cost, err := datapath.Measure(ctx, entries, func(what string, done, total int) {
+		p.say("measuring the kernel")
+		p.didOf(done, total, what)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("measure the kernel: %w", err)
 	}
@@ -90,7 +95,7 @@ func benchKernel(entries int) ([]measured, error) {
 }
 
 // benchEtcds lists a part of each etcd that is named.
-func benchEtcds(ctx context.Context, env environment, c *clientOptions, o *etcdOptions, args []string, keys int) ([]measured, error) {
+func benchEtcds(ctx context.Context, env environment, c *clientOptions, o *etcdOptions, args []string, keys int, p *progress) ([]measured, error) {
 	if o.mesh == "" {
 		o.mesh = hear(ctx, env, c.socket).dir
 	}
@@ -100,7 +105,8 @@ func benchEtcds(ctx context.Context, env environment, c *clientOptions, o *etcdO
 	}
 	var items []measured
 	for _, target := range targets {
-		m, err := o.bench(ctx, &target, keys)
+		p.say("listing the etcd of %s", target.Name)
+		m, err := o.bench(ctx, &target, keys, p)
 		if err != nil {
 			return nil, fmt.Errorf("etcd of %s: %w", target.Name, err)
 		}
@@ -110,7 +116,7 @@ func benchEtcds(ctx context.Context, env environment, c *clientOptions, o *etcdO
 }
 
 // bench reads one key some times, and lists up to so many. It writes nothing.
-func (o *etcdOptions) bench(ctx context.Context, d *diagnosis, keys int) (measured, error) {
+func (o *etcdOptions) bench(ctx context.Context, d *diagnosis, keys int, p *progress) (measured, error) {
 	cfg, err := kvstore.LoadConfig(d.File)
 	if err != nil {
 		return measured{}, &usageError{cause: err}
@@ -142,7 +148,9 @@ func (o *etcdOptions) bench(ctx context.Context, d *diagnosis, keys int) (measur
 			if err != nil {
 				return measured{}, err
 			}
-			if listed++; listed >= keys {
+			listed++
+			p.didOf(listed, keys, "key")
+			if listed >= keys {
 				break
 			}
 		}

@@ -31,8 +31,11 @@ func cleanupCommand(env environment, c *clientOptions) *cobra.Command {
 		out    *output
 		dryRun bool
 	)
-	cmd := newCommand("cleanup", "Remove everything that weft left on this node", func(*cobra.Command, []string) error {
-		found, err := datapath.Cleanup(c.bpffs, dryRun)
+	cmd := newCommand("cleanup", "Remove everything that weft left on this node", func(cmd *cobra.Command, _ []string) error {
+		p := startProgress(env)
+		p.say("looking for what weft left")
+		found, err := datapath.Cleanup(cmd.Context(), c.bpffs, dryRun, func(n int) { p.did(n, "object") })
+		p.end()
 		if err != nil {
 			return err
 		}

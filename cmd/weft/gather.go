@@ -96,6 +96,9 @@ func gatherCommand(env environment, c *clientOptions) *cobra.Command {
 		p := startProgress(env)
 		b.gather(cmd.Context(), env, c, addresses, p)
 		p.end()
+		if err := cmd.Context().Err(); err != nil {
+			return err // what is gathered has holes
+		}
 		if err := b.write(); err != nil {
 			return err
 		}
@@ -121,13 +124,14 @@ func (b *bundle) gather(ctx context.Context, env environment, c *clientOptions, 
 	}
 	all := len(commands) + len(gatheredProfiles) + len(gatheredFiles)
 	next := func(source string) {
-		p.say("%d of %s: %s", len(b.Items)+1, count(all, "file"), source)
+		p.say("%s", source)
+		p.didOf(len(b.Items), all, "file")
 	}
 	for _, g := range commands {
 		next("weft " + g.args)
 		var stdout, stderr bytes.Buffer
 		quiet := env
-		quiet.ctx, quiet.stdout, quiet.stderr = ctx, &stdout, &stderr
+		quiet.ctx, quiet.stdout, quiet.stderr, quiet.signals = ctx, &stdout, &stderr, nil
 		args := append(strings.Fields(g.args), "--api-socket", c.socket, "--bpffs", c.bpffs)
 		code := run(quiet, args)
 		b.add(bundleEntry{File: g.file, Source: "weft " + g.args, Exit: code, Error: strings.TrimSpace(stderr.String())}, stdout.Bytes())

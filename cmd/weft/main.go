@@ -27,6 +27,8 @@ const (
 	exitNot         = 1
 	exitUsage       = 2
 	exitUnreachable = 3
+	// exitSignal and the signal's number is the code of a command that a signal has ended, as shells have it: 130 for Ctrl-C.
+	exitSignal = 128
 )
 
 // errUnhealthy indicates that all was said already, and that it was not good.
@@ -42,11 +44,12 @@ func usagef(format string, args ...any) error { return &usageError{cause: fmt.Er
 
 // environment is all that a command takes from its process.
 type environment struct {
-	ctx            context.Context // ends a command that only reads
+	ctx            context.Context // ends what runs
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	lookup         func(name string) (value string, ok bool) // of environment variables
-	signals        func() <-chan os.Signal                   // asks for the signals that stop the agent
+	stop           context.CancelCauseFunc                   // ends ctx
+	signals        func() <-chan os.Signal                   // asks for the signals that end what runs; nil: nobody sends any
 	terminal       bool                                      // stderr is a terminal
 	now            func() time.Time
 }
@@ -59,19 +62,46 @@ func main() {
 	}, os.Args[1:]))
 }
 
-// stopSignals delivers what asks a daemon to end. Commands that only read leave signals to the system.
+// stopSignals delivers what asks a process to end.
 func stopSignals() <-chan os.Signal {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	return signals
 }
 
+// daemonAnnotation marks a command that takes the signals that end it by itself.
+const daemonAnnotation = "weft-daemon"
+
+// interruption is why a command ends that a signal has ended.
+type interruption struct{ signal syscall.Signal }
+
+func (i *interruption) Error() string { return i.signal.String() }
+
+// interrupt ends a command at the first signal, so that it leaves nothing half done and the terminal as it was. The next one ends
+// the process, whatever it does.
+func (e *environment) interrupt(signals <-chan os.Signal) {
+	select {
+	case <-e.ctx.Done():
+	case s := <-signals:
+		if number, ok := s.(syscall.Signal); ok {
+			signal.Reset() // all of them
+			e.stop(&interruption{number})
+		}
+	}
+}
+
 // run executes one command line and returns the exit code.
 func run(env environment, args []string) int {
+	env.ctx, env.stop = context.WithCancelCause(env.ctx)
+	defer env.stop(nil)
 	root, started := newRoot(env)
 	root.SetArgs(args)
 	err := root.Execute()
-	if err == nil {
+	var by *interruption
+	switch {
+	case errors.As(context.Cause(env.ctx), &by):
+		return exitSignal + int(by.signal) // who has ended it knows why it says no more
+	case err == nil:
 		return exitOK
 	}
 	var usage *usageError
@@ -121,6 +151,9 @@ func newRoot(env environment) (root *cobra.Command, started *bool) {
 			return err
 		}
 		*started = true
+		if env.signals != nil && cmd.Annotations[daemonAnnotation] == "" {
+			go env.interrupt(env.signals())
+		}
 		return nil
 	}
 	root.AddCommand(

@@ -23,9 +23,15 @@ import (
 
 // TestMain has times printed as they are in testdata, before anything runs that might read where we are.
 func TestMain(m *testing.M) {
+	if os.Getenv(asProcess) != "" {
+		main()
+	}
 	time.Local = time.UTC
 	os.Exit(m.Run())
 }
+
+// asProcess is the variable that makes a process of the tests a weft.
+const asProcess = "WEFT_TEST_PROCESS"
 
 var update = flag.Bool("update", false, "write what the commands print into testdata")
 

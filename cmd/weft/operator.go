@@ -50,6 +50,7 @@ func operatorCommand(env environment) *cobra.Command {
 	})
 	cmd.PersistentFlags().StringVar(&socket, "operator-socket", defaultOperatorSocket, "unix socket of the operator, a `path`")
 	options = newOperatorOptions(cmd.Flags())
+	cmd.Annotations = map[string]string{daemonAnnotation: "true"}
 	cmd.AddCommand(operatorStatusCommand(env, &socket), operatorExport(env), operatorGC(env), operatorEtcdInit(env))
 	return cmd
 }

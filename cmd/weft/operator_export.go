@@ -44,7 +44,10 @@ func operatorExport(env environment) *cobra.Command {
 		case timeout <= 0:
 			return usagef("--timeout %s: want a duration above 0, such as 10s", timeout)
 		}
-		all, err := planExport(cmd.Context(), cfg, timeout)
+		p := startProgress(env)
+		p.say("reading what is published, and what is to be")
+		all, err := planExport(cmd.Context(), cfg, timeout, p)
+		p.end()
 		if err != nil {
 			return err
 		}
@@ -75,7 +78,7 @@ func operatorExport(env environment) *cobra.Command {
 }
 
 // planExport reads the sources once, and compares.
-func planExport(ctx context.Context, cfg operatorConfig, timeout time.Duration) (all []operator.Planned, err error) {
+func planExport(ctx context.Context, cfg operatorConfig, timeout time.Duration, p *progress) (all []operator.Planned, err error) {
 	d := &operatorDaemon{cfg: cfg, log: slog.New(slog.DiscardHandler)}
 	if _, err := d.exports(); err != nil {
 		return nil, err
@@ -89,6 +92,7 @@ func planExport(ctx context.Context, cfg operatorConfig, timeout time.Duration) 
 		return nil, err
 	}
 	defer client.Close()
+	p.countBy(func() int { return int(client.Status().Listed) }, "key")
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	var reading sync.WaitGroup
 	defer reading.Wait()

@@ -140,7 +140,10 @@ func operatorGC(env environment) *cobra.Command {
 		case timeout <= 0:
 			return usagef("--timeout %s: want a duration above 0, such as 10s", timeout)
 		}
-		found, err := findLeftovers(cmd.Context(), cfg, timeout)
+		p := startProgress(env)
+		p.say("looking for what nobody needs")
+		found, err := findLeftovers(cmd.Context(), cfg, timeout, p)
+		p.end()
 		if err != nil {
 			return err
 		}
@@ -164,7 +167,7 @@ func operatorGC(env environment) *cobra.Command {
 	return cmd
 }
 
-func findLeftovers(ctx context.Context, cfg operatorConfig, timeout time.Duration) ([]operator.Leftover, error) {
+func findLeftovers(ctx context.Context, cfg operatorConfig, timeout time.Duration, p *progress) ([]operator.Leftover, error) {
 	where, err := cfg.leftovers()
 	if err != nil {
 		return nil, &usageError{cause: err}
@@ -175,6 +178,7 @@ func findLeftovers(ctx context.Context, cfg operatorConfig, timeout time.Duratio
 		return nil, err
 	}
 	defer client.Close()
+	p.countBy(func() int { return int(client.Status().Listed) }, "key")
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	found, err := operator.FindLeftovers(bounded, client, where)

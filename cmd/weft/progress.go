@@ -30,7 +30,9 @@ type progress struct {
 
 	mu      sync.Mutex // of what follows, and of the terminal
 	text    string     // what is done now
+	ask     func() int // how much is done; nil if that is told
 	done    int        // of what is counted, if unit has a name
+	total   int        // how many there are; 0 if nobody knows
 	unit    string
 	painted bool
 	within  bool // the cursor is in a line of somebody else
@@ -80,17 +82,30 @@ func (p *progress) say(format string, args ...any) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.text, p.unit = fmt.Sprintf(format, args...), ""
+	p.text, p.unit, p.ask = fmt.Sprintf(format, args...), "", nil
 }
 
 // did tells how many of something are done since the start.
-func (p *progress) did(n int, unit string) {
+func (p *progress) did(n int, unit string) { p.didOf(n, 0, unit) }
+
+// countBy has progress ask how many of something are done since the start.
+func (p *progress) countBy(done func() int, unit string) {
 	if p == nil {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.done, p.unit = n, unit
+	p.ask, p.total, p.unit = done, 0, unit
+}
+
+// didOf tells how many of how many are done since the start. What say told last is told, too.
+func (p *progress) didOf(n, total int, unit string) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done, p.total, p.unit, p.ask = n, total, unit, nil
 }
 
 // above is where to print to meanwhile, instead of to w, so that nothing is printed into the line.
@@ -136,12 +151,26 @@ func (p *progress) paint() {
 	p.painted = true
 }
 
+// counted is how much is done: 12 keys, or 12 of 400 keys (3%). mu is held.
+func (p *progress) counted() string {
+	if p.total == 0 {
+		return count(p.done, p.unit)
+	}
+	return fmt.Sprintf("%d of %s (%d%%)", p.done, count(p.total, p.unit), 100*p.done/p.total)
+}
+
 // line is what to paint into a terminal of this width; "" before there is anything to tell. mu is held.
 func (p *progress) line(now time.Time, width int) string {
 	text, since := p.text, age(now, p.begun)
+	if p.ask != nil {
+		p.done = p.ask()
+	}
 	if p.unit != "" {
 		rate := float64(p.done) / max(now.Sub(p.begun).Seconds(), 0.001)
-		text = fmt.Sprintf("%s, %.0f a second", count(p.done, p.unit), rate)
+		if text != "" {
+			text += ": "
+		}
+		text += fmt.Sprintf("%s, %.0f a second", p.counted(), rate)
 	}
 	if text == "" {
 		return ""

@@ -56,7 +56,8 @@ func TestProgress(t *testing.T) {
 		}
 		return bad()
 	}
-	agent.Verify = func(context.Context, bool) (api.Verification, error) {
+	agent.Verify = func(_ context.Context, _ bool, tell func(done, total int)) (api.Verification, error) {
+		tell(1000, 4000)
 		<-compared
 		return api.Verification{Meta: api.MetaOf(api.KindVerification), Compared: 7, Differences: []api.Difference{}}, nil
 	}
@@ -69,7 +70,7 @@ func TestProgress(t *testing.T) {
 	}{
 		{"kvstore set --from - --kvstore-config " + plain, `2 keys, \d+ a second, \d+s`, func() { _ = dump.Close() }, "2 keys written\n"},
 		{"status --wait --brief", `waiting: 5 problems, such as .*, \d+s`, func() { well.Store(true) }, "Health:        ok\n"},
-		{"verify", `comparing the clusters, the tables and the kernel, \d+s`, func() { close(compared) }, "7 objects compared, 0 differences\n"},
+		{"verify", `comparing the clusters, the tables and the kernel: 1000 of 4000 entries \(25%\), \d+ a second, \d+s`, func() { close(compared) }, "7 objects compared, 0 differences\n"},
 		{"troubleshoot kvstore --timeout 1m " + config(tries), `kvstore.yaml, 1 of 1 config: \d steps? tried, \d+s`, tries.Forward, "1 config, "},
 	} {
 		name, _, _ := strings.Cut(tc.args, " -")

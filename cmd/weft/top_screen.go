@@ -35,9 +35,8 @@ func newScreen(env environment) (screen, bool) {
 	return screen{keys, display}, typed && shown
 }
 
-// live paints until q is pressed, a signal comes, or the agent is gone. However it ends, the terminal is as before.
+// live paints until q is pressed, ctx ends, or the agent is gone. However it ends, the terminal is as before.
 func (t *top) live(ctx context.Context, env environment, on screen) (err error) {
-	signals := env.signals()
 	mode, err := term.MakeRaw(int(on.keys.Fd()))
 	if err != nil {
 		return fmt.Errorf("terminal: %w", err)
@@ -70,8 +69,6 @@ func (t *top) live(ctx context.Context, env environment, on screen) (err error) 
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-signals:
 			return nil
 		case key, ok := <-pressed:
 			if !ok || key == 'q' || key == 3 || key == 4 || key == 27 { // Ctrl-C, Ctrl-D, Escape: a raw terminal sends no signals

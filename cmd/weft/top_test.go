@@ -76,7 +76,7 @@ func TestTopOnTerminal(t *testing.T) {
 	}{
 		{"q", func(p *testutil.Terminal, _ chan os.Signal, _ *atomic.Bool) { p.Type(t, "q") }, exitOK},
 		{"Ctrl-C", func(p *testutil.Terminal, _ chan os.Signal, _ *atomic.Bool) { p.Type(t, "\x03") }, exitOK},
-		{"signal", func(_ *testutil.Terminal, signals chan os.Signal, _ *atomic.Bool) { signals <- syscall.SIGTERM }, exitOK},
+		{"signal", func(_ *testutil.Terminal, signals chan os.Signal, _ *atomic.Bool) { signals <- syscall.SIGTERM }, 143},
 		{"agent gone", func(_ *testutil.Terminal, _ chan os.Signal, gone *atomic.Bool) { gone.Store(true) }, exitUnreachable},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

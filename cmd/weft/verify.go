@@ -26,7 +26,11 @@ func verifyCommand(env environment, c *clientOptions) *cobra.Command {
 		defer cancel()
 		p := startProgress(env)
 		p.say("comparing the clusters, the tables and the kernel")
-		v, err := api.NewClient(c.socket).Verify(ctx, repair)
+		v, err := api.NewClient(c.socket).Verify(ctx, repair, func(at api.VerificationProgress) {
+			if at.Total > 0 {
+				p.didOf(at.Done, at.Total, "entry")
+			}
+		})
 		p.end()
 		if err != nil {
 			return err
@@ -71,9 +75,9 @@ func printVerification(env environment, out *output, v *api.Verification) error 
 	return err
 }
 
-// verify compares everything from the clusters to the kernel.
-func (a *agent) verify(ctx context.Context, repair bool) (api.Verification, error) {
-	report, err := a.datapath.Verify(ctx, repair)
+// verify compares everything from the clusters to the kernel, and tells meanwhile how far it is.
+func (a *agent) verify(ctx context.Context, repair bool, tell func(done, total int)) (api.Verification, error) {
+	report, err := a.datapath.VerifyTelling(ctx, repair, tell)
 	if err != nil {
 		return api.Verification{}, fmt.Errorf("compare with the kernel: %w", err)
 	}
