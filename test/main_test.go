@@ -97,7 +97,7 @@ func command(t *testing.T, name string, args ...string) []byte {
 	return out
 }
 
-// agent is a running agent.
+// agent is a running agent, or an operator.
 type agent struct {
 	cmd *exec.Cmd
 	log *os.File
@@ -106,19 +106,25 @@ type agent struct {
 // start runs an agent of cluster on the host; it ends with the test.
 func (h host) start(t *testing.T, cluster string, id int, flags ...string) *agent {
 	t.Helper()
-	log, err := os.CreateTemp(t.TempDir(), "agent.log")
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := &agent{log: log, cmd: exec.Command(os.Getenv(weftEnv), append([]string{
+	return startWeft(t, h.uid, append([]string{
 		"agent", "--cluster-name", cluster, "--cluster-id", fmt.Sprint(id), "--node-name", cluster + "-n1",
 		"--node-ip", h.nodeIP, "--clustermesh-config", h.clustermesh, "--endpoints-dir", h.endpoints, "--state-dir", h.endpoints + ".state",
 		"--bpffs", h.bpffs, "--api-socket", h.socket, "--devices", "eth0", "--routing-mode", "none",
-	}, flags...)...)}
+	}, flags...)...)
+}
+
+// startWeft runs an agent or an operator, as root or as another user with the agent's capabilities; it ends with the test.
+func startWeft(t *testing.T, uid int, args ...string) *agent {
+	t.Helper()
+	log, err := os.CreateTemp(t.TempDir(), args[0]+".log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &agent{log: log, cmd: exec.Command(os.Getenv(weftEnv), args...)}
 	a.cmd.Stdout, a.cmd.Stderr = log, log
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if h.uid != 0 {
-		a.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(h.uid), Gid: uint32(h.uid)}
+	if uid != 0 {
+		a.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
 		a.cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN}
 	}
 	if err := a.cmd.Start(); err != nil {
@@ -128,7 +134,7 @@ func (h host) start(t *testing.T, cluster string, id int, flags ...string) *agen
 		a.stop(t, syscall.SIGTERM)
 		if t.Failed() {
 			content, _ := os.ReadFile(log.Name())
-			t.Logf("agent's log:\n%s", content)
+			t.Logf("log of weft %s:\n%s", args[0], content)
 		}
 	})
 	return a
@@ -147,6 +153,6 @@ func (a *agent) stop(t *testing.T, signal syscall.Signal) {
 	defer kill.Stop()
 	err := a.cmd.Wait()
 	if signal == syscall.SIGTERM && err != nil {
-		t.Errorf("agent: %v", err)
+		t.Errorf("%s: %v", a.cmd.Args[1], err)
 	}
 }

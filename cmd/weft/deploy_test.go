@@ -195,6 +195,86 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
+// grafanaUnits are those of Grafana's units (packages/grafana-data/src/valueFormats/categories.ts) that make sense here.
+var grafanaUnits = []string{"short", "none", "percentunit", "s", "bytes", "bps", "pps", "ops"}
+
+// The dashboard is what Grafana's import demands and shows: a schema that it migrates, a uid that links can name, a data source
+// that is chosen when it is imported, panels that do not lie upon each other, units that there are.
+func TestDashboardForm(t *testing.T) {
+	content, err := os.ReadFile(dashboardFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type datasource struct{ Type, UID string }
+	var board struct {
+		ID            *int
+		UID, Title    string
+		SchemaVersion int
+		Time          struct{ From, To string }
+		Templating    struct {
+			List []struct {
+				Name, Type, Query string
+				Datasource        datasource
+			}
+		}
+		Panels []struct {
+			Title, Type, Description string
+			Datasource               datasource
+			GridPos                  struct{ X, Y, W, H int }
+			FieldConfig              struct{ Defaults struct{ Unit string } }
+			Targets                  []struct {
+				RefID      string
+				Datasource datasource
+			}
+		}
+	}
+	if err := json.Unmarshal(content, &board); err != nil {
+		t.Fatal(err)
+	}
+	if board.ID != nil || board.UID == "" || len(board.UID) > 40 || board.Title == "" || board.SchemaVersion < 36 || board.Time.From == "" || board.Time.To == "" {
+		t.Errorf("want a title, a uid of up to 40 characters, no id, a schemaVersion of Grafana 9 or later and a time: %+v", board)
+	}
+	chosen := datasource{"prometheus", "${datasource}"}
+	first := board.Templating.List[0]
+	if first.Name != "datasource" || first.Type != "datasource" || first.Query != "prometheus" {
+		t.Errorf("the first variable is %+v, want the data source, which the others need", first)
+	}
+	for _, v := range board.Templating.List[1:] {
+		if v.Datasource != chosen {
+			t.Errorf("variable %s asks %+v", v.Name, v.Datasource)
+		}
+	}
+	const width = 24
+	cells := make(map[[2]int]string)
+	for _, p := range board.Panels {
+		at := p.GridPos
+		if at.W < 1 || at.H < 1 || at.X < 0 || at.X+at.W > width {
+			t.Errorf("panel %q is not within %d columns: %+v", p.Title, width, at)
+		}
+		for x := at.X; x < at.X+at.W; x++ {
+			for y := at.Y; y < at.Y+at.H; y++ {
+				if other, taken := cells[[2]int{x, y}]; taken {
+					t.Fatalf("panels %q and %q lie upon each other", p.Title, other)
+				}
+				cells[[2]int{x, y}] = p.Title
+			}
+		}
+		if p.Type == "row" {
+			continue
+		}
+		if p.Type != "stat" && p.Type != "timeseries" || p.Description == "" || p.Datasource != chosen || !slices.Contains(grafanaUnits, p.FieldConfig.Defaults.Unit) {
+			t.Errorf("panel %q: want a stat or timeseries with a description, the chosen data source and a unit of %v: %+v", p.Title, grafanaUnits, p)
+		}
+		ids := make(map[string]bool)
+		for _, target := range p.Targets {
+			if ids[target.RefID] || target.RefID == "" || target.Datasource != chosen {
+				t.Errorf("panel %q: target %+v: want a refId of its own and the chosen data source", p.Title, target)
+			}
+			ids[target.RefID] = true
+		}
+	}
+}
+
 // What is checked above can fail.
 func TestWrongMetrics(t *testing.T) {
 	metrics := describedMetrics(t)
