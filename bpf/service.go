@@ -17,7 +17,8 @@ const (
 	MapSlots     = SockMapWeftSlots     // array of numbers of backends, two an element, in memory
 	MapBackends  = SockMapWeftBackends  // array of Backend, in memory
 	MapAffinity  = SockMapWeftAffinity  // client and service to the backend that it was given last
-	MapSockets   = SockMapWeftSockets   // what a socket was given last; it lives as long as the socket
+	MapSockets   = SockMapWeftSockets   // for UDP, what a socket was given last; it lives as long as the socket
+	MapPeers     = SockMapWeftPeers     // array of what sockets of TCP are connected to, by their cookies
 	MapReverse   = SockMapWeftReverse   // ReverseKey to the ServiceAddress of the frontend, for UDP
 	MapRefusals  = SockMapWeftRefusals  // ring buffer of Event
 )
@@ -79,7 +80,7 @@ type Service struct {
 	Choice     uint64 // see MakeChoice; it changes at once
 	Frontend   ServiceAddress
 	Affinity   uint32 // seconds for which a client keeps its backend; 0: for none
-	Generation uint32 // changes with the frontend
+	Generation uint32 // changes with the frontend; odd: it may change now
 	Room       uint32 // for how many slots there is room at the place that Choice names
 	Flags      uint32 // 0
 	Pad        [2]uint64
@@ -115,6 +116,9 @@ type Affinity struct {
 	Generation uint32 // of the backend
 	UsedNS     uint64 // CLOCK_MONOTONIC
 }
+
+// MaxPeers is how many elements MapPeers has.
+const MaxPeers = 1 << 20
 
 // SocketState is the value of MapSockets: struct socket_state in lib/service.h.
 type SocketState struct {

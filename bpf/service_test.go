@@ -88,6 +88,7 @@ func TestServiceSpecs(t *testing.T) {
 		MapBackends:  {ebpf.Array, 4, 32, 524288, mmapable},
 		MapAffinity:  {ebpf.LRUHash, 16, 16, 65536, 0},
 		MapSockets:   {ebpf.SkStorage, 4, 64, 0, noPrealloc},
+		MapPeers:     {ebpf.Array, 4, 8, MaxPeers, 0},
 		MapReverse:   {ebpf.LRUHash, 32, 24, 65536, 0},
 		MapRefusals:  {ebpf.RingBuf, 0, 0, 1 << 16, 0},
 	}

@@ -11,6 +11,7 @@
 
 #include <bpf/bpf_helpers.h>
 
+#include "lib/peer.h"
 #include "lib/service.h"
 
 /* Takes the address of the call apart. An IPv4-mapped one is an IPv4 one. */
@@ -110,6 +111,20 @@ state_of(struct bpf_sock_addr *ctx, __u64 flags)
 	return bpf_sk_storage_get(&weft_sockets, ctx->sk, 0, flags);
 }
 
+/* What a socket was connected to before is nothing to it now. */
+static __always_inline void forget(struct bpf_sock_addr *ctx)
+{
+	struct socket_state *state;
+
+	if (ctx->protocol == PROTOCOL_TCP) {
+		forget_peer(bpf_get_socket_cookie(ctx));
+		return;
+	}
+	state = state_of(ctx, 0);
+	if (state)
+		__builtin_memset(state, 0, sizeof(*state));
+}
+
 /* What a call comes to. 1: it goes on, and if changed is set, with the address
  * that is then in at; 0: it fails. */
 
@@ -126,10 +141,7 @@ connect(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 		return 1;
 	number = find_service(at);
 	if (!number) {
-		/* What it was connected to before is nothing to it now. */
-		state = state_of(ctx, 0);
-		if (state)
-			__builtin_memset(state, 0, sizeof(*state));
+		forget(ctx);
 		return 1;
 	}
 	service = service_of(number);
@@ -141,12 +153,15 @@ connect(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 	backend = backend_of(chosen);
 	if (!backend)
 		return refuse(service, at);
-	/* Without memory for it, the socket sees its backend as its peer. */
-	state = state_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
-	if (state)
-		remember(state, at, backend, number, chosen, 1);
-	if (ctx->protocol == PROTOCOL_UDP)
+	if (ctx->protocol == PROTOCOL_TCP) {
+		remember_peer(bpf_get_socket_cookie(ctx), service, number);
+	} else {
+		/* Without memory, the socket sees its backend as its peer. */
+		state = state_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
+		if (state)
+			remember(state, at, backend, number, chosen, 1);
 		remember_reverse(ctx, at, backend);
+	}
 	__sync_fetch_and_add(&service->chosen, 1);
 	*at = load_words(&backend->at);
 	*changed = true;
@@ -235,7 +250,18 @@ static __always_inline int
 peer(struct bpf_sock_addr *ctx, struct words *at, bool *changed)
 {
 	struct socket_state *state;
+	struct service *service;
+	__u64 number;
 
+	if (ctx->protocol == PROTOCOL_TCP) {
+		number = peer_service(bpf_get_socket_cookie(ctx));
+		service = service_of(number);
+		if (!number || !service)
+			return 1;
+		*at = load_words(&service->frontend);
+		*changed = true;
+		return 1;
+	}
 	state = state_of(ctx, 0);
 	if (!state || !state->connected || !same(at, &state->backend))
 		return 1;

@@ -19,6 +19,7 @@ const (
 	SockMapWeftAffinity  = "weft_affinity"
 	SockMapWeftBackends  = "weft_backends"
 	SockMapWeftFrontends = "weft_frontends"
+	SockMapWeftPeers     = "weft_peers"
 	SockMapWeftRefusals  = "weft_refusals"
 	SockMapWeftReverse   = "weft_reverse"
 	SockMapWeftServices  = "weft_services"
@@ -93,6 +94,7 @@ type SockMapSpecs struct {
 	WeftAffinity  *ebpf.MapSpec `ebpf:"weft_affinity"`
 	WeftBackends  *ebpf.MapSpec `ebpf:"weft_backends"`
 	WeftFrontends *ebpf.MapSpec `ebpf:"weft_frontends"`
+	WeftPeers     *ebpf.MapSpec `ebpf:"weft_peers"`
 	WeftRefusals  *ebpf.MapSpec `ebpf:"weft_refusals"`
 	WeftReverse   *ebpf.MapSpec `ebpf:"weft_reverse"`
 	WeftServices  *ebpf.MapSpec `ebpf:"weft_services"`
@@ -129,6 +131,7 @@ type SockMaps struct {
 	WeftAffinity  *ebpf.Map `ebpf:"weft_affinity"`
 	WeftBackends  *ebpf.Map `ebpf:"weft_backends"`
 	WeftFrontends *ebpf.Map `ebpf:"weft_frontends"`
+	WeftPeers     *ebpf.Map `ebpf:"weft_peers"`
 	WeftRefusals  *ebpf.Map `ebpf:"weft_refusals"`
 	WeftReverse   *ebpf.Map `ebpf:"weft_reverse"`
 	WeftServices  *ebpf.Map `ebpf:"weft_services"`
@@ -141,6 +144,7 @@ func (m *SockMaps) Close() error {
 		m.WeftAffinity,
 		m.WeftBackends,
 		m.WeftFrontends,
+		m.WeftPeers,
 		m.WeftRefusals,
 		m.WeftReverse,
 		m.WeftServices,

@@ -32,6 +32,7 @@ var servicePins = map[string]string{
 	bpf.MapBackends:  "backends",
 	bpf.MapAffinity:  "affinity",
 	bpf.MapSockets:   "sockets",
+	bpf.MapPeers:     "peers",
 	bpf.MapReverse:   "reverse",
 	bpf.MapRefusals:  "refusals",
 	// Of translation:

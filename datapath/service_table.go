@@ -141,6 +141,9 @@ func (t *serviceTable) find(s *kernelService, b service.Backend) (int, bool) {
 
 // wait lets everything that was given up be used again.
 func (t *serviceTable) wait() error {
+	for _, number := range t.numbers.retired {
+		t.outdate(number)
+	}
 	if err := t.grace(); err != nil {
 		return fmt.Errorf("wait for programs to end: %w", err)
 	}
@@ -149,6 +152,14 @@ func (t *serviceTable) wait() error {
 	t.members.recycle()
 	t.spans.recycle()
 	return nil
+}
+
+// outdate makes sockets forget a service that they are connected to: from the next grace period on, its record may be another's.
+func (t *serviceTable) outdate(number uint32) {
+	if record := &t.services[number]; record.Generation&1 == 0 {
+		atomic.StoreUint32(&record.Generation, record.Generation+1)
+		t.wroteWord()
+	}
 }
 
 func (t *serviceTable) wroteWord() {
@@ -201,7 +212,9 @@ func (t *serviceTable) change(f service.Frontend, settings serviceSettings, add,
 		}
 		s = &kernelService{number: number, settings: settings}
 		record := &t.services[number]
-		*record = bpf.Service{Frontend: frontendAddress(f), Generation: record.Generation + 1}
+		*record = bpf.Service{
+			Choice: bpf.MakeChoice(0, 0, settings.maglev), Frontend: frontendAddress(f), Generation: (record.Generation + 1) &^ 1,
+		}
 	}
 	undo := func(added []uint32) {
 		for _, id := range added {
@@ -511,6 +524,11 @@ func (t *serviceTable) adopt() error {
 		t.all[found[i].frontend] = s
 	}
 	t.numbers, t.members = newNumbers(len(t.services), services), newNumbers(len(t.backends), members)
+	for number := range t.services {
+		if _, used := services[uint32(number)]; !used && t.services[number].Frontend != (bpf.ServiceAddress{}) {
+			t.outdate(uint32(number))
+		}
+	}
 	for id := range t.backends {
 		if _, used := members[uint32(id)]; !used && t.backends[id].Service != 0 {
 			atomic.AddUint32(&t.backends[id].Generation, 1)

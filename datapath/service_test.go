@@ -8,13 +8,16 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/weftmesh/weft/bpf"
@@ -319,6 +322,118 @@ func (h *serviceHost) dialRaw(network, to string) (answered, peer string, err er
 	defer conn.Close()
 	answered, err = ask(conn)
 	return answered, peerOfSocket(h.t, conn), err
+}
+
+// A connection's peer is the service for as long as the kernel remembers that, and then its backend; never another service.
+func TestServicePeer(t *testing.T) {
+	h := newServiceHost(t)
+	h.put("tcp 10.96.0.10:80", []string{"127.1.1.10"})
+	h.put("tcp 10.96.0.11:80", []string{"127.1.1.10"})
+	a := h.start()
+	h.wantKernel("tcp 10.96.0.11:80", "127.1.1.10")
+	peers, err := ebpf.LoadPinnedMap(filepath.Join(h.cfg.BPFFS, "weft", pinServicesDir, servicePins[bpf.MapPeers]), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peers.Close()
+	connect := func(to string) net.Conn {
+		t.Helper()
+		var conn net.Conn
+		h.inside(func() { conn, err = net.Dial("tcp4", to) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	want := func(what string, conn net.Conn, want string) {
+		t.Helper()
+		if got := peerOfSocket(t, conn); got != want {
+			t.Errorf("%s: the peer is %s, want %s", what, got, want)
+		}
+	}
+	first, second := connect("10.96.0.10:80"), connect("10.96.0.11:80")
+	want("the first", first, "10.96.0.10:80")
+	want("the second, of the same backend", second, "10.96.0.11:80")
+	want("none of a service", connect("127.1.1.10:8080"), "127.1.1.10:8080")
+
+	// The socket goes elsewhere.
+	raw, err := connect("10.96.0.10:80").(syscall.Conn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at unix.Sockaddr
+	err = errors.Join(raw.Control(func(fd uintptr) {
+		_, _, errno := unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&unix.RawSockaddr{Family: unix.AF_UNSPEC})), unix.SizeofSockaddrInet4)
+		if err = nil; errno != 0 {
+			err = errno
+		}
+		to := &unix.SockaddrInet4{Addr: [4]byte{127, 1, 1, 10}, Port: servicePort}
+		if err = errors.Join(err, connectAgain(int(fd), to)); err == nil {
+			at, err = unix.Getpeername(int(fd))
+		}
+	}), err)
+	if p, ok := at.(*unix.SockaddrInet4); err != nil || !ok || p.Addr != [4]byte{127, 1, 1, 10} {
+		t.Errorf("a socket that went on to the backend itself has the peer %+v, %v", at, err)
+	}
+
+	// Another socket takes its place.
+	cookie := cookieOf(t, first)
+	place := uint32(cookie % bpf.MaxPeers)
+	var peer uint64
+	if err := peers.Lookup(&place, &peer); err != nil || peer == 0 {
+		t.Fatalf("nothing is known of the socket: %#x, %v", peer, err)
+	}
+	if err := peers.Put(&place, peer+1<<40); err != nil {
+		t.Fatal(err)
+	}
+	want("one that was forgotten", first, "127.1.1.10:8080")
+	if err := peers.Put(&place, peer); err != nil {
+		t.Fatal(err)
+	}
+	want("one that is remembered again", first, "10.96.0.10:80")
+
+	// The service goes, and with the next agent, its record is another's.
+	h.table.DeleteLocal(service.Files, service.Name{Namespace: "test", Name: "tcp 10.96.0.10:80"})
+	h.wantKernel("tcp 10.96.0.10:80")
+	want("one whose service is gone", first, "10.96.0.10:80")
+	a.stop()
+	h.put("tcp 10.96.0.12:80", []string{"127.1.1.10"})
+	h.start()
+	h.wantKernel("tcp 10.96.0.12:80", "127.1.1.10")
+	want("one whose service's record is another's", first, "127.1.1.10:8080")
+	want("one whose service stayed", second, "10.96.0.11:80")
+	if _, err := fmt.Fprintln(first, "on"); err != nil {
+		t.Errorf("the connection did not survive: %v", err)
+	}
+}
+
+// connectAgain connects a socket that does not block.
+func connectAgain(fd int, to unix.Sockaddr) error {
+	err := unix.Connect(fd, to)
+	if !errors.Is(err, unix.EINPROGRESS) {
+		return err
+	}
+	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	if _, err := unix.Poll(ready, int(patience.Milliseconds())); err != nil {
+		return err
+	}
+	return nil
+}
+
+// cookieOf is what the kernel knows a socket by.
+func cookieOf(t testing.TB, conn net.Conn) (cookie uint64) {
+	t.Helper()
+	raw, err := conn.(syscall.Conn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(raw.Control(func(fd uintptr) {
+		cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE)
+	}), err); err != nil {
+		t.Fatal(err)
+	}
+	return cookie
 }
 
 // A service without backends refuses at once, is counted, and is told of; with one, it does not any more.

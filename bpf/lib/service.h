@@ -71,7 +71,7 @@ struct service {
 	__u64 choice; /* see above; without slots, flows are refused */
 	struct service_address frontend;
 	__u32 affinity;   /* seconds for which a client keeps its backend */
-	__u32 generation; /* changes with the frontend */
+	__u32 generation; /* changes with the frontend; odd: it may change now */
 	__u32 room;       /* for how many slots there is room; of user space */
 	__u32 flags;      /* of user space */
 	__u64 pad[2];
@@ -100,7 +100,7 @@ struct affinity {
 	__u64 used_ns;    /* CLOCK_MONOTONIC */
 };
 
-/* What a socket was last given. */
+/* What a socket of UDP was last given. */
 struct socket_state {
 	struct service_address frontend;
 	struct service_address backend;
@@ -156,7 +156,7 @@ struct {
 	__type(value, struct affinity);
 } weft_affinity SEC(".maps");
 
-/* It lives as long as its socket. */
+/* For UDP. It lives as long as its socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
