@@ -242,7 +242,7 @@ func (e *examiner) compiler() {
 	case "1":
 		e.fine("jit", "on")
 	case "":
-		e.warn("jit", "net.core.bpf_jit_enable cannot be read", "run this as root")
+		e.warn("jit", "net.core.bpf_jit_enable is not to be seen: root alone sees it, in the machine's first network namespace", "nsenter -t 1 -n weft diagnose")
 	case "0":
 		e.warn("jit", "off: programs are interpreted, at a fraction of the speed", "sysctl net.core.bpf_jit_enable=1")
 	default:
@@ -252,7 +252,7 @@ func (e *examiner) compiler() {
 	case "0", "1":
 		e.fine("jit hardening", "%s: not for programs of privileged users", value)
 	case "":
-		e.warn("jit hardening", "net.core.bpf_jit_harden cannot be read", "run this as root")
+		e.warn("jit hardening", "net.core.bpf_jit_harden is not to be seen, like the one above", "nsenter -t 1 -n weft diagnose")
 	default:
 		e.warn("jit hardening", value+": programs of privileged users are hardened too, and slower", "sysctl net.core.bpf_jit_harden=1")
 	}

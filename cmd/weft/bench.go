@@ -70,7 +70,8 @@ func benchCommand(env environment, c *clientOptions) *cobra.Command {
 		}
 		return out.show(p.above(env.stdout), list, func(t *table) { printMeasured(t, out, list.Items) })
 	})
-	cmd.Use, cmd.Args = "bench [CLUSTER|FILE]...", cobra.ArbitraryArgs
+	cmd.Use = "bench [CLUSTER|FILE]..."
+	someCluster.completes(cmd, env, true)
 	o = newEtcdOptions(cmd.Flags())
 	cmd.Flags().IntVar(&entries, "entries", 100_000, "`number` of addresses in the map that is measured")
 	cmd.Flags().IntVar(&keys, "keys", 10_000, "`number` of keys that are listed at most of each etcd")
@@ -96,9 +97,7 @@ func benchKernel(ctx context.Context, entries int, p *progress) ([]measured, err
 
 // benchEtcds lists a part of each etcd that is named.
 func benchEtcds(ctx context.Context, env environment, c *clientOptions, o *etcdOptions, args []string, keys int, p *progress) ([]measured, error) {
-	if o.mesh == "" {
-		o.mesh = hear(ctx, env, c.socket).dir
-	}
+	o.fromAgent(ctx, c)
 	targets, err := o.targets(args)
 	if err != nil {
 		return nil, err

@@ -134,6 +134,7 @@ func bpfIPCacheGet(env environment, c *clientOptions) *cobra.Command {
 		}{api.MetaOf(kindMapEntry), addr, entry}
 		return out.show(env.stdout, object, func(t *table) { t.row(fmt.Sprintf("%s maps to %s", addr, entry.value())) })
 	})
+	someAddress.completes(cmd, env, false)
 	out = outputFlags(cmd)
 	return cmd
 }

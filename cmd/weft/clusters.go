@@ -19,7 +19,7 @@ import (
 
 func clustersCommand(env environment, c *clientOptions) *cobra.Command {
 	cmd := group("clusters", "The clusters that the agent follows", clustersList(env, c), clustersGet(env, c), clustersRejected(env, c),
-		clustersWatch(env, c), clustersAdd(env, c), clustersRemove(env))
+		clustersWatch(env, c), clustersAdd(env, c), clustersRemove(env, c))
 	cmd.Aliases = []string{"cluster"}
 	return cmd
 }
@@ -27,7 +27,12 @@ func clustersCommand(env environment, c *clientOptions) *cobra.Command {
 // fetchClusters asks for the remote clusters, and, after them, our own if it is followed.
 func fetchClusters(ctx context.Context, c *clientOptions) ([]api.Cluster, error) {
 	s, err := api.NewClient(c.socket).Status(ctx)
-	slices.SortStableFunc(s.Clusters, func(a, b api.Cluster) int {
+	return remoteFirst(s.Clusters), err
+}
+
+// remoteFirst sorts clusters as they are shown: by name, our own last.
+func remoteFirst(clusters []api.Cluster) []api.Cluster {
+	slices.SortStableFunc(clusters, func(a, b api.Cluster) int {
 		switch {
 		case a.Own == b.Own:
 			return cmp.Compare(a.Name, b.Name)
@@ -36,7 +41,17 @@ func fetchClusters(ctx context.Context, c *clientOptions) ([]api.Cluster, error)
 		}
 		return -1
 	})
-	return s.Clusters, err
+	return clusters
+}
+
+// knowCluster returns an error that names all clusters if the agent knows none of this name.
+func knowCluster(ctx context.Context, c *clientOptions, name string) error {
+	s, err := api.NewClient(c.socket).Status(ctx)
+	if err != nil || name == s.Cluster.Name {
+		return err
+	}
+	_, err = clusterCalled(remoteFirst(s.Clusters), name)
+	return err
 }
 
 // oneCluster asks for a cluster by its name.
@@ -45,6 +60,11 @@ func oneCluster(ctx context.Context, c *clientOptions, name string) (api.Cluster
 	if err != nil {
 		return api.Cluster{}, err
 	}
+	return clusterCalled(clusters, name)
+}
+
+// clusterCalled finds a cluster by its name.
+func clusterCalled(clusters []api.Cluster, name string) (api.Cluster, error) {
 	var known []string
 	for _, cluster := range clusters {
 		if cluster.Name == name {
@@ -131,6 +151,7 @@ func clustersGet(env environment, c *clientOptions) *cobra.Command {
 		p.cluster(&cluster)
 		return nil
 	})
+	someCluster.completes(cmd, env, false)
 	out = outputFlags(cmd)
 	return cmd
 }
@@ -172,7 +193,8 @@ func clustersRejected(env environment, c *clientOptions) *cobra.Command {
 		}
 		return printRejections(env, out, items)
 	})
-	cmd.Use, cmd.Args = "rejected [NAME]", cobra.MaximumNArgs(1)
+	cmd.Use = "rejected [NAME]"
+	someCluster.completes(cmd, env, false)
 	out = outputFlags(cmd)
 	return cmd
 }

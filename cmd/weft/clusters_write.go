@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/weftmesh/weft/api"
@@ -66,7 +68,7 @@ func clustersAdd(env environment, c *clientOptions) *cobra.Command {
 		return a.run(cmd, env, args[0], out)
 	})
 	flags := cmd.Flags()
-	flags.StringVar(&a.mesh, "clustermesh-config", defaultMeshDir, "`directory` with an etcd client config for each remote cluster")
+	meshDirFlag(flags, &a.mesh)
 	flags.DurationVar(&a.timeout, "timeout", 10*time.Second, "how long each step of the trial may take, a `duration`")
 	flags.StringSliceVar(&a.config.Endpoints, "endpoint", nil, "`URLs` of the cluster's etcd, such as https://west.example.net:2379")
 	flags.StringVar(&a.config.TrustedCAFile, "ca-file", "", "`file` with the certificates that the etcd's is to be signed by")
@@ -86,6 +88,7 @@ func (a *clusterAdd) run(cmd *cobra.Command, env environment, name string, out *
 	if err != nil {
 		return err
 	}
+	a.mesh = meshDir(cmd.Context(), a.client, a.mesh)
 	file := filepath.Join(a.mesh, name)
 	change := clusterChange{Meta: api.MetaOf(kindClusterChange), Change: "added", Cluster: name, File: file}
 	switch _, err := os.Lstat(file); {
@@ -237,20 +240,35 @@ func printClusterChange(env environment, out *output, change clusterChange) erro
 	return out.result(env.stdout, change, sentence, change.Cluster, change.Change, change.File)
 }
 
-func clustersRemove(env environment) *cobra.Command {
+// meshDirFlag adds the option for the directory that meshDir finds.
+func meshDirFlag(flags *pflag.FlagSet, dir *string) {
+	flags.StringVar(dir, "clustermesh-config", "", "`directory` with an etcd client config for each remote cluster (default: the running agent's, else "+
+		defaultMeshDir+")")
+}
+
+// meshDir is the directory with the configs of clusters: the one that is given, else the running agent's, else the usual one.
+func meshDir(ctx context.Context, c *clientOptions, given string) string {
+	if given == "" {
+		given, _ = agentConfigs(ctx, c.socket)
+	}
+	return cmp.Or(given, defaultMeshDir)
+}
+
+func clustersRemove(env environment, c *clientOptions) *cobra.Command {
 	var (
 		out *output
 		dir string
 	)
-	cmd := newCommand("remove NAME", "Remove the config file of a cluster", func(_ *cobra.Command, args []string) error {
+	cmd := newCommand("remove NAME", "Remove the config file of a cluster", func(cmd *cobra.Command, args []string) error {
 		if err := identity.ValidateClusterName(args[0]); err != nil {
 			return &usageError{cause: err}
 		}
+		dir := meshDir(cmd.Context(), c, dir)
 		file := filepath.Join(dir, args[0])
 		content, err := os.ReadFile(file)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return fmt.Errorf("cluster %s has no config: %w", args[0], err)
+			return fmt.Errorf("cluster %s has no config in %s: `weft clusters list` shows which are followed, --clustermesh-config names another directory", args[0], dir)
 		case err != nil:
 			return err
 		case !kvstore.IsConfig(content):
@@ -262,7 +280,8 @@ func clustersRemove(env environment) *cobra.Command {
 		return printClusterChange(env, out, clusterChange{Meta: api.MetaOf(kindClusterChange), Change: "removed", Cluster: args[0], File: file})
 	})
 	cmd.Aliases = []string{"rm"}
-	cmd.Flags().StringVar(&dir, "clustermesh-config", defaultMeshDir, "`directory` with an etcd client config for each remote cluster")
+	someCluster.completes(cmd, env, false)
+	meshDirFlag(cmd.Flags(), &dir)
 	out = outputFlags(cmd)
 	return cmd
 }

@@ -80,7 +80,7 @@ func logLevelCommand(env environment, c *clientOptions) *cobra.Command {
 		}
 		return out.show(env.stdout, answer, func(t *table) { t.row(fmt.Sprint(answer.Level)) })
 	})
-	cmd.Use, cmd.Args = "log-level [LEVEL]", cobra.MaximumNArgs(1)
+	cmd.Use = "log-level [LEVEL]"
 	cmd.ValidArgsFunction = cobra.FixedCompletions([]cobra.Completion{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp)
 	out = outputFlags(cmd)
 	return cmd

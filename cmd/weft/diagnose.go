@@ -17,6 +17,9 @@ const kindDiagnosis = "Diagnosis"
 // defaultTunnelPort is the UDP port of the overlay.
 const defaultTunnelPort = 8472
 
+// diagnosedOptions are those of the agent that a diagnosis goes by.
+var diagnosedOptions = []string{"devices", "tunnel-port", "service-cgroup"}
+
 // finding is one line of a diagnosis as JSON.
 type finding struct {
 	Level  string `json:"level"`
@@ -34,7 +37,15 @@ func diagnoseCommand(env environment, c *clientOptions) *cobra.Command {
 		port    uint16
 		cgroup  string
 	)
-	cmd := newCommand("diagnose", "Look for what on this machine is in weft's way", func(*cobra.Command, []string) error {
+	cmd := newCommand("diagnose", "Look for what on this machine is in weft's way", func(cmd *cobra.Command, _ []string) error {
+		// What is not given is the running agent's, so that its settings are judged, and not the defaults.
+		for i, value := range agentOptionValues(cmd.Context(), c.socket, diagnosedOptions...) {
+			if f := cmd.Flags().Lookup(diagnosedOptions[i]); value != "" && !f.Changed {
+				if err := f.Value.Set(value); err != nil {
+					return fmt.Errorf("the running agent's %s: %w", f.Name, err)
+				}
+			}
+		}
 		found := datapath.Diagnose(datapath.Diagnosis{BPFFS: c.bpffs, Devices: devices, TunnelPort: port, ServiceCgroup: cgroup})
 		if err := printDiagnosis(env, out, found); err != nil {
 			return err
@@ -48,9 +59,9 @@ func diagnoseCommand(env environment, c *clientOptions) *cobra.Command {
 	})
 	out = outputFlags(cmd)
 	cmd.Flags().Var(&list[string]{&devices, parseDevice, func(s string) string { return s }, "devices", false}, "devices",
-		"`names` of network devices that are to have programs (default: those of the default routes)")
+		"`names` of network devices that are to have programs (default: the running agent's, else those of the default routes)")
 	cmd.Flags().Uint16Var(&port, "tunnel-port", defaultTunnelPort, "UDP `port` of the overlay")
-	cmd.Flags().StringVar(&cgroup, "service-cgroup", "", "`directory` of the cgroup whose sockets are to reach services (default: the root)")
+	cmd.Flags().StringVar(&cgroup, "service-cgroup", "", "`directory` of the cgroup whose sockets are to reach services (default: the running agent's, else the root)")
 	return cmd
 }
 

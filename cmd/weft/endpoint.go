@@ -18,7 +18,7 @@ import (
 )
 
 func endpointCommand(env environment, c *clientOptions) *cobra.Command {
-	return group("endpoint", "Workloads of this node", endpointList(env, c), endpointGet(env, c), endpointAdd(env, c), endpointRemove(env, c))
+	return plural("endpoints", group("endpoint", "Workloads of this node", endpointList(env, c), endpointGet(env, c), endpointAdd(env, c), endpointRemove(env, c)))
 }
 
 // endpointName is how an endpoint is called: its namespace and its name.
@@ -70,6 +70,7 @@ func endpointGet(env environment, c *clientOptions) *cobra.Command {
 			t.rows("Labels:", e.Labels)
 		})
 	})
+	someEndpoint.completes(cmd, env, false)
 	out = outputFlags(cmd)
 	return cmd
 }
@@ -86,7 +87,7 @@ func findEndpoint(all []api.Endpoint, text string) (*api.Endpoint, error) {
 			return e, nil
 		}
 	}
-	return nil, fmt.Errorf("no workload of this node is called %q or has that address: weft endpoint list shows all", text)
+	return nil, fmt.Errorf("no workload of this node is called %q or has that address: `weft endpoint list` shows all", text)
 }
 
 func joinAddrs(addrs []netip.Addr) string { return strings.Join(texts(addrs), ",") }

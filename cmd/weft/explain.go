@@ -34,6 +34,7 @@ func explainCommand(env environment, c *clientOptions) *cobra.Command {
 		// The kernel alone has answered where there is no agent, and the exit code says so.
 		return errors.Join(printExplanation(env, out, &e), err)
 	})
+	someAddress.completes(cmd, env, false)
 	out = outputFlags(cmd)
 	return cmd
 }

@@ -20,7 +20,7 @@ import (
 type flowFilter struct {
 	clusters   []string
 	identities []identity.ID
-	labels     []string // without k8s:, as key=value or key
+	labels     labelSelector
 	addresses  []netip.Prefix
 	ports      []uint16
 	verdicts   []string
@@ -32,11 +32,12 @@ func newFlowFilter(flags *pflag.FlagSet) *flowFilter {
 	flags.StringSliceVar(&f.clusters, "cluster", nil, "only flows of these clusters, by `name`")
 	flags.Var(&list[identity.ID]{&f.identities, identity.ParseID, identity.ID.String, "identities", false}, "identity",
 		"only flows of these identities, by number, or by name if they are reserved")
-	flags.StringSliceVarP(&f.labels, "label", "l", nil, "only flows of workloads that have all these `labels`, as key=value or key")
+	flags.VarP(&f.labels, "label", "l", "only flows of workloads whose labels match this selector, such as app=web,tier!=db or 'app in (web, db)'")
 	flags.Var(&list[netip.Prefix]{&f.addresses, parseAddressOrPrefix, netip.Prefix.String, "addresses", false}, "ip",
 		"only flows of these addresses or prefixes")
 	flags.Var(&list[uint16]{&f.ports, parsePortNumber, formatPort, "ports", false}, "port", "only flows of these ports")
-	flags.StringSliceVar(&f.verdicts, "verdict", nil, "only flows of these `verdicts`, such as identified or world")
+	flags.Var(&list[string]{&f.verdicts, parseVerdict, func(s string) string { return s }, "verdicts", false}, "verdict",
+		"only flows of these verdicts, such as identified or world")
 	flags.StringSliceVar(&f.devices, "device", nil, "only flows on these devices, by `name`")
 	return f
 }
@@ -52,31 +53,17 @@ func (f *flowFilter) wants(flow *api.Flow) bool {
 		(len(f.addresses) == 0 || either(func(p *api.Peer) bool {
 			return slices.ContainsFunc(f.addresses, func(a netip.Prefix) bool { return a.Contains(p.IP) })
 		})) &&
-		(len(f.labels) == 0 || either(func(p *api.Peer) bool { return hasLabels(p.Labels, f.labels) }))
+		(len(f.labels) == 0 || either(func(p *api.Peer) bool { return f.labels.matches(p.Labels) }))
 }
 
 // among: a list that is empty asks for nothing.
 func among(wanted []string, is string) bool { return len(wanted) == 0 || slices.Contains(wanted, is) }
 
-// hasLabels reports whether each wanted label is there, with its source or without.
-func hasLabels(labels, wanted []string) bool {
-	for _, want := range wanted {
-		if !slices.ContainsFunc(labels, func(label string) bool { return labelIs(label, want) }) {
-			return false
-		}
+func parseVerdict(text string) (string, error) {
+	if names := verdictNames(); !slices.Contains(names, text) {
+		return "", fmt.Errorf("verdict %q: want one of %s", text, strings.Join(names, ", "))
 	}
-	return true
-}
-
-func labelIs(label, want string) bool {
-	_, bare, _ := strings.Cut(label, ":")
-	for _, text := range []string{label, bare} {
-		key, _, _ := strings.Cut(text, "=")
-		if text == want || key == want {
-			return true
-		}
-	}
-	return false
+	return text, nil
 }
 
 func parseAddressOrPrefix(text string) (netip.Prefix, error) {

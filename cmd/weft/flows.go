@@ -27,6 +27,11 @@ func flowsCommand(env environment, c *clientOptions) *cobra.Command {
 		if last < -1 {
 			return usagef("--last %d: want a number of flows", last)
 		}
+		for _, name := range filter.clusters {
+			if err := knowCluster(cmd.Context(), c, name); err != nil {
+				return err
+			}
+		}
 		query := api.FlowQuery{Last: last, Follow: follow}
 		if follow && !cmd.Flags().Changed("last") {
 			query.Last = 0
@@ -57,12 +62,16 @@ func flowsCommand(env environment, c *clientOptions) *cobra.Command {
 			return err
 		})
 	})
-	cmd.Aliases = []string{"monitor"}
+	cmd.Aliases = []string{"monitor", "observe"}
 	out = outputFlags(cmd)
 	filter = newFlowFilter(cmd.Flags())
 	cmd.Flags().StringVar(&pcap, "pcap", "", "write the packets' headers, with identities as comments, to a `file` in pcapng instead; -: standard output")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with the flows that come")
 	cmd.Flags().IntVar(&last, "last", -1, "how many past flows to show (default: all that the agent remembers, with --follow none)")
+	someCluster.completesFlag(cmd, env, "cluster")
+	someIdentity.completesFlag(cmd, env, "identity")
+	someAddress.completesFlag(cmd, env, "ip")
+	someVerdict.completesFlag(cmd, env, "verdict")
 	return cmd
 }
 

@@ -171,7 +171,7 @@ var helpTexts = map[string]help{
 		"many packets are sampled is the agent's --flow-sample. Of several filters all count; those about a peer let through what either side " +
 		"is. With --pcap, what is known of each packet goes into a file that Wireshark and tcpdump read.",
 		[]string{
-			"weft flows", "weft flows --follow --cluster west", "weft flows --identity 131329 --port 443 --verdict identified", "weft flows --label app=web --ip 10.2.0.0/16",
+			"weft flows", "weft flows --follow --cluster west", "weft flows --identity 131329 --port 443 --verdict identified", "weft flows --label app=web,tier!=db --ip 10.2.0.0/16",
 			"weft flows --last 10 -o json", "weft flows --pcap flows.pcapng",
 		}},
 	"bench": {"Measure what weft's work costs on this machine: the time of a packet and of a written entry, on maps and programs of its own that are not " +

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -15,7 +14,7 @@ import (
 )
 
 func identityCommand(env environment, c *clientOptions) *cobra.Command {
-	return group("identity", "Identities: numbers and the labels that they stand for", identityList(env, c), identityGet(env, c))
+	return plural("identities", group("identity", "Identities: numbers and the labels that they stand for", identityList(env, c), identityGet(env, c)))
 }
 
 func identityList(env environment, c *clientOptions) *cobra.Command {
@@ -25,10 +24,7 @@ func identityList(env environment, c *clientOptions) *cobra.Command {
 		key:  func(id *api.Identity) string { return strconv.FormatUint(uint64(id.ID), 10) },
 		fetch: func(ctx context.Context, _ []string) ([]api.Identity, error) {
 			all, err := api.NewClient(c.socket).Identities(ctx)
-			if cluster != "" {
-				all = slices.DeleteFunc(all, func(id api.Identity) bool { return clusterText(id.Cluster, id.ClusterName) != cluster })
-			}
-			return all, err
+			return ofCluster(ctx, c, cluster, all, err, func(id *api.Identity) string { return clusterText(id.Cluster, id.ClusterName) })
 		},
 		columns: []column[api.Identity]{
 			{title: "ID", cell: func(id *api.Identity) string { return strconv.FormatUint(uint64(id.ID), 10) }},
@@ -38,7 +34,7 @@ func identityList(env environment, c *clientOptions) *cobra.Command {
 		},
 	})
 	cmd.Aliases = []string{"ls"}
-	cmd.Flags().StringVar(&cluster, "cluster", "", "only identities of this cluster, by `name`, or by its number where no name is known")
+	onlyOfCluster(cmd, env, &cluster, "identities")
 	return cmd
 }
 
@@ -64,6 +60,7 @@ func identityGet(env environment, c *clientOptions) *cobra.Command {
 			t.rows("Labels:", found.Labels)
 		})
 	})
+	someIdentity.completes(cmd, env, false)
 	out = outputFlags(cmd)
 	return cmd
 }

@@ -18,17 +18,18 @@ import (
 )
 
 func ipCommand(env environment, c *clientOptions) *cobra.Command {
-	return group("ip", "Addresses and whose they are, as the agent knows them", ipList(env, c), ipGet(env, c), ipConflicts(env, c))
+	return plural("ips", group("ip", "Addresses and whose they are, as the agent knows them", ipList(env, c), ipGet(env, c), ipConflicts(env, c)))
 }
 
 func ipList(env environment, c *clientOptions) *cobra.Command {
+	var cluster string
 	cmd := listCommand(env, "list", "List every known prefix", listing[api.IP]{
 		kind: api.KindIPList,
 		key:  func(ip *api.IP) string { return ip.Prefix.String() },
 		fetch: func(ctx context.Context, _ []string) ([]api.IP, error) {
 			ips, err := api.NewClient(c.socket).IPs(ctx)
 			slices.SortFunc(ips, func(a, b api.IP) int { return comparePrefixes(a.Prefix, b.Prefix) })
-			return ips, err
+			return ofCluster(ctx, c, cluster, ips, err, func(ip *api.IP) string { return clusterText(ip.Cluster, ip.ClusterName) })
 		},
 		columns: []column[api.IP]{
 			{title: "PREFIX", cell: func(ip *api.IP) string { return ip.Prefix.String() }},
@@ -44,6 +45,7 @@ func ipList(env environment, c *clientOptions) *cobra.Command {
 		},
 	})
 	cmd.Aliases = []string{"ls"}
+	onlyOfCluster(cmd, env, &cluster, "prefixes")
 	return cmd
 }
 
@@ -61,6 +63,7 @@ func ipGet(env environment, c *clientOptions) *cobra.Command {
 		}
 		return out.show(env.stdout, detail, func(t *table) { printIP(t, detail) })
 	})
+	someAddress.completes(cmd, env, false)
 	out = outputFlags(cmd)
 	return cmd
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,7 @@ type etcdOptions struct {
 	mesh    string // directory: the etcds of remote clusters
 	cluster string // one of mesh
 	timeout time.Duration
+	asked   bool // a running agent was asked for what is not given
 }
 
 func newEtcdOptions(flags *pflag.FlagSet) *etcdOptions {
@@ -55,6 +57,14 @@ func (o *etcdOptions) flags(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.timeout, "timeout", 10*time.Second, "how long etcd may take, a `duration`")
 }
 
+// fromAgent takes what names no etcd for the running agent's own.
+func (o *etcdOptions) fromAgent(ctx context.Context, c *clientOptions) {
+	if o.mesh == "" && (o.config == "" || o.cluster != "") {
+		dir, file := agentConfigs(ctx, c.socket)
+		o.mesh, o.config, o.asked = dir, cmp.Or(o.config, file), true
+	}
+}
+
 func (o *etcdOptions) clusterFlag(flags *pflag.FlagSet) {
 	flags.StringVar(&o.cluster, "cluster", "", "`name` of a remote cluster in --clustermesh-config, instead of the own one")
 }
@@ -64,6 +74,8 @@ func (o *etcdOptions) file() (string, error) {
 	switch {
 	case o.timeout <= 0:
 		return "", usagef("--timeout %s: want a duration above 0, such as 10s", o.timeout)
+	case o.cluster != "" && o.mesh == "" && o.asked:
+		return "", usagef("--cluster %s: no agent answers that has its config: say with --clustermesh-config where it is", o.cluster)
 	case o.cluster != "" && o.mesh == "":
 		return "", usagef("--cluster %s: say with --clustermesh-config where the clusters' configs are", o.cluster)
 	case o.cluster != "":
@@ -72,7 +84,11 @@ func (o *etcdOptions) file() (string, error) {
 		}
 		return filepath.Join(o.mesh, o.cluster), nil
 	case o.config == "":
-		return "", usagef("no etcd is named: give --kvstore-config FILE, or --clustermesh-config DIRECTORY with --cluster NAME")
+		nobody := ""
+		if o.asked {
+			nobody = ", and no agent answers that has one"
+		}
+		return "", usagef("no etcd is named%s: give --kvstore-config FILE, or --clustermesh-config DIRECTORY with --cluster NAME", nobody)
 	}
 	return o.config, nil
 }
@@ -107,13 +123,25 @@ func (o *etcdOptions) do(ctx context.Context, request func(context.Context, *kvs
 	return err
 }
 
-func kvstoreCommand(env environment) *cobra.Command {
+func kvstoreCommand(env environment, c *clientOptions) *cobra.Command {
 	cmd := group("kvstore", "Keys of an etcd, read and written directly, whether an agent runs or not")
 	o := newEtcdOptions(cmd.PersistentFlags())
 	o.clusterFlag(cmd.PersistentFlags())
+	someCluster.completesFlag(cmd, env, "cluster")
 	cmd.AddCommand(
-		kvstoreGet(env, o), kvstoreList(env, o), kvstoreWatch(env, o), kvstoreSet(env, o), kvstoreDelete(env, o), kvstoreLeases(env, o),
+		kvstoreGet(env, o), kvstoreList(env, o), kvstoreWatch(env, o), kvstoreLeases(env, o),
 	)
+	for _, reads := range cmd.Commands() {
+		run := reads.RunE
+		reads.RunE = func(cmd *cobra.Command, args []string) error {
+			o.fromAgent(cmd.Context(), c)
+			if _, err := o.file(); err != nil {
+				return err
+			}
+			return run(cmd, args)
+		}
+	}
+	cmd.AddCommand(kvstoreSet(env, o), kvstoreDelete(env, o)) // who writes names the etcd
 	return cmd
 }
 

@@ -265,7 +265,7 @@ func TestKVStoreErrors(t *testing.T) {
 		{"get none", 1, "weft: key none: not found (--recursive reads the keys that begin with it)\n"},
 		{"delete none", 1, "weft: key none: not found (--recursive deletes the keys that begin with it)\n"},
 		{"get --recursive none", 0, ""},
-		{"get", 2, "weft: accepts 1 arg(s), received 0"},
+		{"get", 2, "weft: KEY is missing"},
 		{"set a", 2, "weft: accepts 2 arg(s), received 1"},
 		{"set a b --from x", 2, ""},
 		{"set --from " + filepath.Join(dir, "none"), 2, "weft: --from: open "},
@@ -273,7 +273,7 @@ func TestKVStoreErrors(t *testing.T) {
 		{"watch a --timeout 0s", 2, "weft: --timeout 0s: want a duration above 0"},
 		{"get a --kvstore-config /nonexistent", 2, "weft: read etcd configuration: open /nonexistent: no such file"},
 		{"get a --kvstore-config " + write("yaml", "endpoints: {"), 2, "weft: etcd configuration "},
-		{"get a --cluster west", 2, "weft: --cluster west: say with --clustermesh-config where"},
+		{"get a --cluster west", 2, "weft: --cluster west: no agent answers that has its config: say with --clustermesh-config where"},
 		{"get a --cluster ../west --clustermesh-config " + dir, 2, "weft: --cluster: "},
 		{"get a --cluster west --clustermesh-config " + dir, 2, "weft: read etcd configuration: open " + filepath.Join(dir, "west")},
 		{"get a --timeout 300ms --cluster closed --clustermesh-config " + filepath.Dir(closed), 1, "weft: not done within 300ms (--timeout), `weft troubleshoot kvstore` may tell why: get a: "},
@@ -286,7 +286,7 @@ func TestKVStoreErrors(t *testing.T) {
 	if code, _, stderr := weft(t, env, "kvstore", "get", ""); code != 2 || !strings.HasPrefix(stderr, "weft: the empty key") {
 		t.Errorf("empty key: exit code %d, stderr %q", code, stderr)
 	}
-	if code, _, stderr := weft(t, nil, "kvstore", "get", "a"); code != 2 || !strings.HasPrefix(stderr, "weft: no etcd is named: ") {
+	if code, _, stderr := weft(t, nil, "kvstore", "get", "a"); code != 2 || !strings.HasPrefix(stderr, "weft: no etcd is named, ") {
 		t.Errorf("no config: exit code %d, stderr %q", code, stderr)
 	}
 }
@@ -309,4 +309,48 @@ func FuzzParseKeyLine(f *testing.F) {
 			t.Errorf("%q, %q became %q, %q: %v", key, value, k, v, err)
 		}
 	})
+}
+
+// What names no etcd is read from those of the running agent; who writes names one.
+func TestKVStoreOfAgent(t *testing.T) {
+	own, west := testutil.StartEtcd(t), testutil.StartEtcd(t)
+	own.Put(t, "a/own", "1")
+	west.Put(t, "a/west", "1")
+	dir := t.TempDir()
+	file, mesh := filepath.Join(dir, "kvstore.yaml"), filepath.Join(dir, "mesh")
+	if err := os.Mkdir(mesh, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	own.WriteConfig(t, file)
+	west.WriteConfig(t, filepath.Join(mesh, "west"))
+	agent := lab(true)
+	agent.Config = func() api.Config {
+		return api.Config{Meta: api.MetaOf(api.KindConfig), Items: []api.ConfigOption{{Name: "kvstore-config", Value: file}, {Name: "clustermesh-config", Value: mesh}}}
+	}
+	with, without := map[string]string{"WEFT_API_SOCKET": serveAgent(t, agent)}, map[string]string{"WEFT_API_SOCKET": "/nonexistent"}
+	for _, tc := range []struct {
+		args string
+		env  map[string]string
+		code int
+		want string
+	}{
+		{"kvstore get --recursive a/", with, exitOK, "a/own => 1\n"},
+		{"kvstore get a/west --cluster west", with, exitOK, "a/west => 1\n"},
+		{"kvstore get a/west --cluster west --kvstore-config " + file, with, exitOK, "a/west => 1\n"},
+		{"kvstore list a/", without, exitUsage, "weft: no etcd is named, and no agent answers that has one: give --kvstore-config FILE, or --clustermesh-config DIRECTORY with --cluster NAME\n"},
+		{"kvstore list a/ --cluster west", without, exitUsage, "weft: --cluster west: no agent answers that has its config: say with --clustermesh-config where it is\n"},
+		{"kvstore delete a/own", with, exitUsage, "weft: no etcd is named: give --kvstore-config FILE, or --clustermesh-config DIRECTORY with --cluster NAME\n"},
+		{"clusters remove north", with, exitNot, "weft: cluster north has no config in " + mesh + ": `weft clusters list` shows which are followed, --clustermesh-config names another directory\n"},
+		{"clusters remove west", with, exitOK, "cluster west is removed from " + mesh + "/west: a running agent withdraws what it claimed\n"},
+	} {
+		if code, stdout, stderr := weft(t, tc.env, strings.Fields(tc.args)...); code != tc.code || stdout+stderr != tc.want {
+			t.Errorf("weft %s: exit code %d, %q, want %d, %q", tc.args, code, stdout+stderr, tc.code, tc.want)
+		}
+	}
+	if code, _, stderr := weft(t, with, "clusters", "add", "west", "--endpoint", west.Endpoint(), "--force"); code != exitOK {
+		t.Errorf("weft clusters add: exit code %d, %s", code, stderr)
+	}
+	if _, err := os.Stat(filepath.Join(mesh, "west")); err != nil {
+		t.Errorf("it is not where the agent looks: %v", err)
+	}
 }

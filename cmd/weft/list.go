@@ -118,6 +118,30 @@ func (w *watchFlags) again(ctx context.Context, look func() error) error {
 	}
 }
 
+// onlyOfCluster adds the option that leaves out the objects of all other clusters.
+func onlyOfCluster(cmd *cobra.Command, env environment, cluster *string, of string) {
+	cmd.Flags().StringVar(cluster, "cluster", "", "only "+of+" of this cluster, by `name`, or by its number where no name is known")
+	someCluster.completesFlag(cmd, env, "cluster")
+}
+
+// ofCluster leaves out what other clusters have, if one is named. That nothing is left where there is no such cluster is an error.
+func ofCluster[T any](ctx context.Context, c *clientOptions, cluster string, all []T, err error, of func(*T) string) ([]T, error) {
+	if cluster == "" || err != nil {
+		return all, err
+	}
+	all = slices.DeleteFunc(all, func(item T) bool { return of(&item) != cluster })
+	if len(all) == 0 {
+		err = knowCluster(ctx, c, cluster)
+	}
+	return all, err
+}
+
+// plural makes a noun known by its plural, too.
+func plural(name string, cmd *cobra.Command) *cobra.Command {
+	cmd.Aliases = append(cmd.Aliases, name)
+	return cmd
+}
+
 func (c *column[T]) shown(out *output) bool {
 	return out.full() || c.when != nil && *c.when || c.when == nil && !c.wide
 }

@@ -96,7 +96,7 @@ func run(env environment, args []string) int {
 	defer env.stop(nil)
 	root, started := newRoot(env)
 	root.SetArgs(args)
-	err := root.Execute()
+	cmd, err := root.ExecuteC()
 	var by *interruption
 	switch {
 	case errors.As(context.Cause(env.ctx), &by):
@@ -109,7 +109,7 @@ func run(env environment, args []string) int {
 	case errors.Is(err, errUnhealthy):
 		return exitNot
 	case !*started:
-		complain(env.stderr, fmt.Errorf("%w (see `weft --help`)", err))
+		complain(env.stderr, fmt.Errorf("%w (see `%s --help`)", err, cmd.CommandPath()))
 		return exitUsage
 	case errors.As(err, &usage):
 		complain(env.stderr, err)
@@ -139,7 +139,7 @@ func newRoot(env environment) (root *cobra.Command, started *bool) {
 			"Exit codes: 0 all is well, 1 it is not, 2 the command line or the configuration is wrong, 3 no agent answers.",
 		SilenceUsage: true, SilenceErrors: true,
 		RunE: needsVerb,
-		Args: cobra.NoArgs,
+		Args: onlyVerbs,
 	}
 	root.SetOut(env.stdout)
 	root.SetErr(env.stderr)
@@ -159,7 +159,7 @@ func newRoot(env environment) (root *cobra.Command, started *bool) {
 	root.AddCommand(
 		agentCommand(env, c), statusCommand(env, c), ipCommand(env, c), nodeCommand(env, c), identityCommand(env, c), serviceCommand(env, c),
 		explainCommand(env, c), endpointCommand(env, c), operatorCommand(env),
-		clustersCommand(env, c), metricsCommand(env, c), bpfCommand(env, c), flowsCommand(env, c), topCommand(env, c), kvstoreCommand(env), troubleshootCommand(env, c),
+		clustersCommand(env, c), metricsCommand(env, c), bpfCommand(env, c), flowsCommand(env, c), topCommand(env, c), kvstoreCommand(env, c), troubleshootCommand(env, c),
 		verifyCommand(env, c), benchCommand(env, c), cleanupCommand(env, c), diagnoseCommand(env, c),
 		configCommand(env, c), pageCommand(env, c), logLevelCommand(env, c), gatherCommand(env, c), versionCommand(env, c),
 	)
@@ -178,18 +178,49 @@ func needsVerb(cmd *cobra.Command, _ []string) error {
 	return usagef("%s needs one of: %s", cmd.CommandPath(), strings.Join(verbs, ", "))
 }
 
+// onlyVerbs refuses what a command that only groups others has no verb for, and names those that are spelled alike.
+func onlyVerbs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	cmd.SuggestionsMinimumDistance = min(2, len(args[0])/2)
+	err := fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+	if alike := cmd.SuggestionsFor(args[0]); len(alike) > 0 {
+		err = fmt.Errorf("%w: did you mean %s?", err, strings.Join(alike, " or "))
+	}
+	return err
+}
+
 // group is a noun that only has verbs.
 func group(name, short string, verbs ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: name, Short: short, Args: cobra.NoArgs, RunE: needsVerb}
+	cmd := &cobra.Command{Use: name, Short: short, Args: onlyVerbs, RunE: needsVerb}
 	cmd.AddCommand(verbs...)
 	return cmd
 }
 
+// asUsed wants the arguments that the use of a command names: those in brackets may be missing, and of one with dots there may be
+// many.
+func asUsed(cmd *cobra.Command, args []string) error {
+	names := strings.Fields(cmd.Use)[1:]
+	for i, name := range names {
+		optional := strings.HasPrefix(name, "[")
+		switch {
+		case i >= len(args) && !optional:
+			return fmt.Errorf("%s is missing", name)
+		case strings.HasSuffix(name, "..."):
+			return nil
+		}
+	}
+	if len(args) > len(names) {
+		return fmt.Errorf("there is an argument too many: %q", args[len(names)])
+	}
+	return nil
+}
+
 // newCommand is a command that takes exactly the arguments that use names in capitals.
 func newCommand(use, short string, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
-	arguments := len(strings.Fields(use)) - 1
 	return &cobra.Command{
-		Use: use, Short: short, Args: cobra.ExactArgs(arguments), RunE: run,
+		Use: use, Short: short, Args: asUsed, RunE: run,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 }

@@ -13,13 +13,17 @@ import (
 )
 
 func nodeCommand(env environment, c *clientOptions) *cobra.Command {
+	var cluster string
 	list := listCommand(env, "list", "List the nodes of every cluster", listing[api.Node]{
-		kind:  api.KindNodeList,
-		key:   func(n *api.Node) string { return n.Cluster + "/" + n.Name },
-		fetch: func(ctx context.Context, _ []string) ([]api.Node, error) { return api.NewClient(c.socket).Nodes(ctx) },
+		kind: api.KindNodeList,
+		key:  func(n *api.Node) string { return n.Cluster + "/" + n.Name },
+		fetch: func(ctx context.Context, _ []string) ([]api.Node, error) {
+			nodes, err := api.NewClient(c.socket).Nodes(ctx)
+			return ofCluster(ctx, c, cluster, nodes, err, func(n *api.Node) string { return n.Cluster })
+		},
 		columns: []column[api.Node]{
 			{title: "NAME", cell: nodeText},
-			{title: "CLUSTER", cell: func(n *api.Node) string { return strconv.FormatUint(uint64(n.ClusterID), 10) }},
+			{title: "CLUSTER ID", cell: func(n *api.Node) string { return strconv.FormatUint(uint64(n.ClusterID), 10) }},
 			{title: "ADDRESSES", cell: func(n *api.Node) string {
 				var addresses []string
 				for _, a := range n.Addresses {
@@ -32,7 +36,8 @@ func nodeCommand(env environment, c *clientOptions) *cobra.Command {
 		},
 	})
 	list.Aliases = []string{"ls"}
-	return group("node", "The nodes of every cluster", list)
+	onlyOfCluster(list, env, &cluster, "nodes")
+	return plural("nodes", group("node", "The nodes of every cluster", list))
 }
 
 func nodeText(n *api.Node) string {

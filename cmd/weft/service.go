@@ -17,8 +17,8 @@ import (
 )
 
 func serviceCommand(env environment, c *clientOptions) *cobra.Command {
-	return group("service", "The services of our own cluster, and what other clusters offer for them",
-		serviceList(env, c), serviceGet(env, c), serviceWatch(env, c))
+	return plural("services", group("service", "The services of our own cluster, and what other clusters offer for them",
+		serviceList(env, c), serviceGet(env, c), serviceWatch(env, c)))
 }
 
 func serviceListing(c *clientOptions) listing[api.Service] {
@@ -68,6 +68,7 @@ func serviceGet(env environment, c *clientOptions) *cobra.Command {
 		}
 		return out.show(env.stdout, detail, func(t *table) { printService(t, &detail.Service) })
 	})
+	someService.completes(cmd, env, false)
 	out = outputFlags(cmd)
 	return cmd
 }

@@ -159,8 +159,9 @@ func printStatusRows(t *table, s *api.Status) error {
 	for _, problem := range s.Problems {
 		t.row("problem", problem)
 	}
-	for i := range s.Clusters {
-		c := &s.Clusters[i]
+	clusters := remoteFirst(s.Clusters)
+	for i := range clusters {
+		c := &clusters[i]
 		t.row("cluster", c.Name, c.State, strconv.Itoa(c.Counts.Nodes), strconv.Itoa(c.Counts.IPs), strconv.Itoa(c.Counts.Identities),
 			strconv.Itoa(c.Counts.Services), strconv.FormatInt(c.Revision, 10), strconv.FormatInt(c.Lag, 10))
 	}

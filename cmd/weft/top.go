@@ -215,8 +215,8 @@ func makeTop(before, now *look) topView {
 	for i := range before.status.Clusters {
 		revisions[before.status.Clusters[i].Name] = before.status.Clusters[i].Revision
 	}
-	for i := range s.Clusters {
-		c := &s.Clusters[i]
+	for i, all := 0, remoteFirst(s.Clusters); i < len(all); i++ {
+		c := &all[i]
 		shown := topCluster{Name: c.Name, Own: c.Own, State: c.State, Since: c.Since, Counts: c.Counts, Lag: c.Lag, ready: c.Ready}
 		if was := revisions[c.Name]; was > 0 && c.Revision > was {
 			shown.Changes = perSecond(uint64(was), uint64(c.Revision))

@@ -33,7 +33,7 @@ func TestTopRates(t *testing.T) {
 	if diff := cmp.Diff(want, v.Pairs, sorted, cmpopts.IgnoreUnexported(topPair{})); diff != "" {
 		t.Errorf("pairs (-want +got)\n%s", diff)
 	}
-	if w := v.Clusters[1]; w.Name != "west" || w.Changes != 15 || w.Rejected != 4 {
+	if w := v.Clusters[0]; w.Name != "west" || w.Changes != 15 || w.Rejected != 4 {
 		t.Errorf("west: %+v", w)
 	}
 }

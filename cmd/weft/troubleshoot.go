@@ -93,7 +93,7 @@ func troubleshootKVStore(env environment, c *clientOptions) *cobra.Command {
 	cmd.Long = "Try to reach and read the etcds named by --clustermesh-config and --kvstore-config, by default those of the running agent, or\n" +
 		"those of some clusters or config files only, one step at a time: config, name, TCP, TLS and certificates, authentication,\n" +
 		"authorisation, server; and tell what the running agent says of the cluster. Without an agent all but that is tried, too."
-	cmd.Args = cobra.ArbitraryArgs
+	someCluster.completes(cmd, env, true)
 	o = newEtcdOptions(cmd.Flags())
 	cmd.Flags().Lookup("timeout").Usage = "how long each step may take, a `duration`"
 	out = outputFlags(cmd)

@@ -33,17 +33,29 @@ func hear(ctx context.Context, env environment, socket string) testimony {
 		return t
 	}
 	t.status = &status
-	if config, err := client.Config(ctx); err == nil {
-		for _, o := range config.Items {
-			switch o.Name {
-			case "clustermesh-config":
-				t.dir = o.Value
-			case "kvstore-config":
-				t.file = o.Value
-			}
+	t.dir, t.file = agentConfigs(ctx, socket)
+	return t
+}
+
+// agentOptionValues are the values of options that the running agent goes by; "" each if none runs.
+func agentOptionValues(ctx context.Context, socket string, names ...string) []string {
+	values := make([]string, len(names))
+	config, err := api.NewClient(socket).Config(ctx)
+	if err != nil {
+		return values
+	}
+	for _, o := range config.Items {
+		if i := slices.Index(names, o.Name); i >= 0 {
+			values[i] = o.Value
 		}
 	}
-	return t
+	return values
+}
+
+// agentConfigs are the directory with the configs of clusters, and the config of the own cluster's etcd, of the running agent.
+func agentConfigs(ctx context.Context, socket string) (dir, file string) {
+	values := agentOptionValues(ctx, socket, "clustermesh-config", "kvstore-config")
+	return values[0], values[1]
 }
 
 // holder is the cluster that has an id, other than the one called name; "" if none is known.
