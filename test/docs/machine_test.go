@@ -29,7 +29,12 @@ set -euo pipefail
 for unit; do
 	case $unit in
 	etcd)
-		(set -a; . /etc/default/etcd; exec setsid /usr/bin/etcd) </dev/null >/var/log/etcd.log 2>&1 & ;;
+		if [ -e /run/etcd.pid ]; then
+			kill "$(cat /run/etcd.pid)"
+			while readlink -q "/proc/$(cat /run/etcd.pid)/exe" >/dev/null; do sleep 0.1; done
+		fi
+		(set -a; . /etc/default/etcd; exec setsid /usr/bin/etcd) </dev/null >/var/log/etcd.log 2>&1 &
+		echo $! >/run/etcd.pid ;;
 	weft-*)
 		setsid $(sed -n 's,^ExecStart=/usr/bin/,,p' "$UNITS/$unit.service") </dev/null >"/var/log/$unit.log" 2>&1 &
 		noun=; [ "$unit" = weft-agent ] || noun=operator
