@@ -284,6 +284,8 @@ type Translation struct {
 	Hairpin uint64 `json:"hairpin"`
 	Clashes uint64 `json:"clashes"`
 	Failed  uint64 `json:"failed"`
+	// Answered is how many of the packets that are Refused or Hairpin were answered, by a reset or as unreachable.
+	Answered uint64 `json:"answered"`
 }
 
 // PodDevices is what there is at the devices of this node's own pods.

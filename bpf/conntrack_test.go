@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/ringbuf"
 )
 
 // destination sends a request and returns where it went; the zero AddrPort if it was dropped.
@@ -193,54 +192,17 @@ func TestTranslateAffinity(t *testing.T) {
 	})
 }
 
-// TestTranslateRefusals: a packet to a service without backends is dropped, counted and told of.
-func TestTranslateRefusals(t *testing.T) {
-	eachScene(t, func(t *testing.T, s scene) {
-		k := loadTranslator(t)
-		service := &testService{}
-		k.serve(t, service, s.protocol, s.frontend)
-		events, err := ringbuf.NewReader(k.Maps[MapRefusals])
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer events.Close()
-		const times = 5
-		for range times {
-			k.wantDropped(t, ToBackend, s.request().frame())
-		}
-		var record Service
-		if err := k.Maps[MapServices].Lookup(service.number, &record); err != nil {
-			t.Fatal(err)
-		}
-		if want := (Translated{Refused: times}); k.counts(t) != want || record.Refused != times || len(k.entries(t)) != 0 {
-			t.Errorf("counts %+v, %d of the service, want %d; entries %v", k.counts(t), record.Refused, times, k.entries(t))
-		}
-		events.SetDeadline(time.Now().Add(30 * time.Second))
-		read, err := events.Read()
-		if err != nil {
-			t.Fatal(err)
-		}
-		event, err := ParseEvent(read.RawSample)
-		if err != nil || event.Verdict != NoBackend || event.Destination() != s.frontend.Addr() || event.DstPort != s.frontend.Port() {
-			t.Errorf("event %+v, %v", event, err)
-		}
-		// With a backend, it goes there.
-		k.serve(t, service, s.protocol, s.frontend, s.backends[0])
-		if got := k.destination(t, s, s.request()); got != s.backends[0] {
-			t.Errorf("goes to %v", got)
-		}
-	})
-}
-
 // TestHairpinAndClashes: a client is never sent to itself, nor to a backend to which its port talks already by another
-// service; if there is no other, the packet is dropped and counted.
+// service; if there is no other, the packet is refused or dropped, and counted.
 func TestHairpinAndClashes(t *testing.T) {
 	eachScene(t, func(t *testing.T, s scene) {
 		k := loadTranslator(t)
 		itself := netip.AddrPortFrom(s.client.Addr(), 8080)
 		one, other := &testService{}, &testService{}
 		k.serve(t, one, s.protocol, s.frontend, itself)
-		k.wantDropped(t, ToBackend, s.request().frame())
+		if ret, _ := k.run(t, ToBackend, s.request().frame()); ret != redirected {
+			t.Errorf("to the client itself: returned %d, want an answer", int32(ret))
+		}
 		k.serve(t, one, s.protocol, s.frontend, itself, s.backends[0])
 		for port := uint16(1000); port < 1030; port++ {
 			w := s.request()
@@ -249,7 +211,7 @@ func TestHairpinAndClashes(t *testing.T) {
 				t.Fatalf("port %d goes to %v", port, got)
 			}
 		}
-		if want := (Translated{Hairpin: 1, Begun: 30, Requests: 30}); k.counts(t) != want {
+		if want := (Translated{Hairpin: 1, Answered: 1, Begun: 30, Requests: 30}); k.counts(t) != want {
 			t.Errorf("counts %+v, want %+v", k.counts(t), want)
 		}
 		second := s.request().to(s.other)

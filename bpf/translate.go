@@ -20,7 +20,7 @@ const (
 )
 
 // TranslationPrograms are those of devices that lead to clients: they change packets to services into packets to backends,
-// and the answers. They drop what no backend can be found for, and leave the fate of all else to the next program. They
+// and the answers. They refuse or drop what no backend can be found for, and leave the fate of all else to the next program. They
 // expect devices whose frames begin with an Ethernet header.
 var TranslationPrograms = [...]Program{
 	{Name: ToBackendProgWeftToBackend, Attach: ebpf.AttachTCXIngress, Behind: true},
@@ -156,10 +156,11 @@ type Translated struct {
 	Errors    uint64 // ICMP errors about either
 	Fragments uint64 // of the packets, those behind the first of a datagram
 	Begun     uint64 // flows that were given a backend
-	Refused   uint64 // packets dropped, as the service has no backend
-	Hairpin   uint64 // packets dropped, as the only backend is the client itself
+	Refused   uint64 // packets refused, as the service has no backend
+	Hairpin   uint64 // packets refused, as the only backend is the client itself
 	Clashes   uint64 // packets dropped, as the client's port talks to each backend already
 	Failed    uint64 // packets dropped, as the kernel had no memory for it
+	Answered  uint64 // of Refused and Hairpin, those whose client was told
 }
 
 // SumTranslated adds up the values of all CPUs.
@@ -175,6 +176,7 @@ func SumTranslated(perCPU []Translated) Translated {
 		sum.Hairpin += t.Hairpin
 		sum.Clashes += t.Clashes
 		sum.Failed += t.Failed
+		sum.Answered += t.Answered
 	}
 	return sum
 }

@@ -34,7 +34,7 @@ var translationMirrors = []mirror{
 	{"fragment", reflect.TypeFor[Fragment](), map[string][]string{"Addr": {"addr"}, "SinceNS": {"since_ns"}}},
 	{"translated", reflect.TypeFor[Translated](), map[string][]string{
 		"Requests": {"requests"}, "Replies": {"replies"}, "Errors": {"errors"}, "Fragments": {"fragments"}, "Begun": {"begun"},
-		"Refused": {"refused"}, "Hairpin": {"hairpin"}, "Clashes": {"clashes"}, "Failed": {"failed"},
+		"Refused": {"refused"}, "Hairpin": {"hairpin"}, "Clashes": {"clashes"}, "Failed": {"failed"}, "Answered": {"answered"},
 	}},
 }
 
@@ -83,7 +83,7 @@ func TestTranslationSpecs(t *testing.T) {
 	got, want := map[string]shape{}, map[string]shape{
 		MapConntrack:   {ebpf.LRUHash, 40, 48, 131072, 0},
 		MapFragments:   {ebpf.LRUHash, 40, 24, 4096, 0},
-		MapTranslated:  {ebpf.PerCPUArray, 4, 72, 1, 0},
+		MapTranslated:  {ebpf.PerCPUArray, 4, 80, 1, 0},
 		MapTranslation: {ebpf.PerCPUArray, 4, got0(spec), 1, 0},
 	}
 	for name, m := range spec.Maps {
@@ -179,10 +179,13 @@ const (
 	dropped = 2              // TC_ACT_SHOT
 )
 
+// answerGrows is how much longer an answer can be than what it is to.
+const answerGrows = 48
+
 // run sends a frame through a program, and returns what came of it.
 func (k *translator) run(t testing.TB, kind ConntrackKind, frame []byte) (uint32, []byte) {
 	t.Helper()
-	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame))}
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+answerGrows)}
 	ret, err := k.Programs[TranslationPrograms[kind].Name].Run(&opts)
 	if err != nil {
 		t.Fatalf("%v: run on %x: %v", TranslationPrograms[kind].Name, frame, err)

@@ -22,6 +22,15 @@ type hook struct {
 	Behind  bool // the other program of ours
 }
 
+// behind is the hook of the program of ours that runs behind this one's; of that one, none.
+func (h hook) behind() hook {
+	if h.Behind {
+		return hook{}
+	}
+	h.Behind = true
+	return h
+}
+
 // attacher makes devices run the programs. What is in the kernel is its state, so that an agent that starts and one that
 // has run for long do the same. It is for one goroutine, in the network namespace of its thread.
 type attacher interface {

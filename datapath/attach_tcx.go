@@ -23,6 +23,7 @@ type pinnedLink struct {
 	Program ebpf.ProgramID
 	path    string // of its pin; "" if somebody removed that
 	name    string // of the program, as its pin has it
+	place   int    // among all programs of the hook
 }
 
 // programOfLink is the program in the name of a link's pin; none if it is another's.
@@ -143,9 +144,9 @@ func (a *tcxAttacher) inspect(l link.Link) (_ pinnedLink, _ hook, err error) {
 	if err != nil {
 		return pinnedLink{}, hook{}, err
 	}
-	for _, p := range attached.Programs {
+	for i, p := range attached.Programs {
 		if id, ok := p.LinkID(); ok && id == info.ID {
-			return pinnedLink{Link: l, ID: info.ID, Program: info.Program}, at, nil
+			return pinnedLink{Link: l, ID: info.ID, Program: info.Program, place: i}, at, nil
 		}
 	}
 	return pinnedLink{}, hook{}, errDeadLink
@@ -203,7 +204,14 @@ func (a *tcxAttacher) sync(wanted, sticky []device) ([]DeviceStatus, error) {
 			(is.Link == nil || is.path == "" || is.Program != was.Program) {
 			a.drift++
 		}
-		l, err := a.attach(job, live[job.hook])
+		has, behind := live[job.hook], live[job.behind()]
+		if misplaced(job, live) {
+			// A hook takes no program twice. Packets pass unseen in between, rather than untranslated.
+			errs = append(errs, has.detach())
+			has = pinnedLink{}
+			delete(live, job.hook)
+		}
+		l, err := a.attach(job, has, behind)
 		if err != nil {
 			job.status.Error = err.Error()
 			errs = append(errs, unrecoverable(err))
@@ -245,6 +253,8 @@ func (a *tcxAttacher) compare(wanted, sticky []device) ([]Difference, error) {
 			d.Have = "not attached"
 		case l.Program != job.ID && !job.waits():
 			d.Have = fmt.Sprintf("program %d", l.Program)
+		case misplaced(job, live):
+			d.Want, d.Have = "before the one that translates", "behind it"
 		case l.path != job.path:
 			d.Want, d.Have = "pinned at "+job.path, "pinned at "+l.path
 			if l.path == "" {
@@ -266,12 +276,28 @@ func (a *tcxAttacher) compare(wanted, sticky []device) ([]Difference, error) {
 	return found, nil
 }
 
+// misplaced reports whether the program of a job runs behind the one of ours that is to run behind it.
+func misplaced(job attachment, live map[hook]pinnedLink) bool {
+	l, behind := live[job.hook], live[job.behind()]
+	return l.Link != nil && behind.Link != nil && l.place > behind.place
+}
+
+// detach ends a link and removes its pin.
+func (l pinnedLink) detach() error {
+	err := l.Detach()
+	if l.path != "" {
+		err = errors.Join(err, removePin(l.path))
+	}
+	return errors.Join(err, l.Close())
+}
+
 // attach makes a hook run its program by a link that is pinned where it should be, beginning with has, which has no Link
-// if there is none. It returns the link that is attached, whatever the error.
-func (a *tcxAttacher) attach(job attachment, has pinnedLink) (pinnedLink, error) {
+// if there is none. A new link comes before behind, if that is there. It returns the link that is attached, whatever the
+// error.
+func (a *tcxAttacher) attach(job attachment, has, behind pinnedLink) (pinnedLink, error) {
 	switch {
 	case has.Link == nil:
-		l, err := createLink(job)
+		l, err := createLink(job, behind)
 		if err != nil {
 			return pinnedLink{}, err
 		}
@@ -293,9 +319,14 @@ func (a *tcxAttacher) attach(job attachment, has pinnedLink) (pinnedLink, error)
 	return has, nil
 }
 
-// createLink attaches a program behind those of others and pins the link. An agent that dies in between leaves nothing.
-func createLink(job attachment) (pinnedLink, error) {
-	l, err := link.AttachTCX(link.TCXOptions{Interface: job.IfIndex, Program: job.handle, Attach: job.Attach})
+// createLink attaches a program behind those of others, or just before the one of ours that is to come behind it, and pins the
+// link. An agent that dies in between leaves nothing.
+func createLink(job attachment, behind pinnedLink) (pinnedLink, error) {
+	options := link.TCXOptions{Interface: job.IfIndex, Program: job.handle, Attach: job.Attach}
+	if behind.Link != nil {
+		options.Anchor = link.BeforeLink(behind.Link)
+	}
+	l, err := link.AttachTCX(options)
 	if err != nil {
 		return pinnedLink{}, explain("attach "+job.Name, err)
 	}

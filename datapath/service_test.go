@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -70,6 +71,7 @@ func (h *serviceHost) serveTCP() {
 		h.t.Fatal(err)
 	}
 	var servers sync.WaitGroup
+	ctx, end := context.WithCancel(context.Background())
 	servers.Go(func() {
 		for {
 			conn, err := listener.Accept()
@@ -78,12 +80,14 @@ func (h *serviceHost) serveTCP() {
 			}
 			servers.Go(func() {
 				defer conn.Close()
+				defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })()
 				fmt.Fprintln(conn, conn.LocalAddr())
 				_, _ = io.Copy(conn, conn) // until the client ends it
 			})
 		}
 	})
 	h.t.Cleanup(func() {
+		end()
 		listener.Close()
 		servers.Wait()
 	})

@@ -35,6 +35,8 @@ type TranslationStatus struct {
 	Hairpin  uint64 `json:"hairpin"` // the only backend is the client itself
 	Clashes  uint64 `json:"clashes"` // the client's port talks to each backend already, by another service
 	Failed   uint64 `json:"failed"`  // the kernel had no memory for it
+	// Answered is how many of the packets that are Refused or Hairpin were answered; ICMP errors are bounded.
+	Answered uint64 `json:"answered"`
 	// LastError is why the conntrack or the counts could not be read the last time.
 	LastError string `json:"lastError,omitempty"`
 }
@@ -134,7 +136,7 @@ func (t *translation) status() TranslationStatus {
 	}
 	sum := bpf.SumTranslated(perCPU)
 	s.Begun, s.Requests, s.Replies, s.Errors = sum.Begun, sum.Requests, sum.Replies, sum.Errors
-	s.Refused, s.Hairpin, s.Clashes, s.Failed = sum.Refused, sum.Hairpin, sum.Clashes, sum.Failed
+	s.Refused, s.Hairpin, s.Clashes, s.Failed, s.Answered = sum.Refused, sum.Hairpin, sum.Clashes, sum.Failed, sum.Answered
 	return s
 }
 

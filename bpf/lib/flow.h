@@ -28,11 +28,12 @@ struct translated {
 	__u64 errors;    /* ICMP errors about either */
 	__u64 fragments; /* of the packets, those behind the first of a datagram */
 	__u64 begun;     /* flows that were given a backend */
-	/* dropped: */
+	/* dropped, and of the first two some answered: */
 	__u64 refused;   /* the service has no backend */
 	__u64 hairpin;   /* the only backend is the client itself */
 	__u64 clashes;   /* the client's port talks to each backend already */
 	__u64 failed;    /* the kernel had no memory for it */
+	__u64 answered;  /* of refused and hairpin, those whose client was told */
 };
 
 struct {
@@ -41,6 +42,26 @@ struct {
 	__type(key, __u32);
 	__type(value, struct translated);
 } weft_translated SEC(".maps");
+
+/* Headers of what answers a packet that is dropped. */
+struct tcp_header {
+	__be16 src_port, dst_port;
+	__be32 seq, ack;
+	__u8 offset; /* of the data, in words, in the upper half */
+	__u8 flags;
+	__be16 window;
+	__u16 check;
+	__be16 urgent;
+};
+
+struct icmp_header {
+	__u8 type, code;
+	__u16 check;
+	__u32 unused;
+};
+
+/* Of how many bytes a sum is taken at once: bpf_csum_diff can do no more. */
+#define ANSWER_CHUNK 512
 
 /* What is known of the packet at hand, where all functions find it: it is too much
  * for the stack, and no pointer may be given to those that are verified by
@@ -57,7 +78,15 @@ struct translation {
 	struct fragment fragment;
 	__u32 network, transport, end; /* as in struct packet */
 	__u32 pad;
-	union scratch ip; /* of a quoted packet */
+	union scratch ip; /* of a quoted packet, or of an answer */
+	union {
+		struct tcp_header tcp;
+		struct icmp_header icmp;
+		__u64 words[3];
+	} answer;
+	__u8 chunk[ANSWER_CHUNK];
+	/* Of the CPU: how many ICMP errors it has sent since when. */
+	__u64 answers_since_ns, answers;
 };
 
 struct {
@@ -238,14 +267,20 @@ __noinline int weft_take_backend(__u32 number, __u32 chosen)
 	return TAKE_DONE;
 }
 
+enum begun {
+	BEGUN = 0,
+	BEGUN_NOT = 1,     /* not now */
+	BEGUN_REFUSED = 2, /* there is no backend for it */
+};
+
 /* Gives a new flow, of t->key, a backend of the service that it is to, and fills in
  * t->entry. The backend depends on both ends alone, as long as the service has the
  * same ones: a flow that was forgotten gets on with it, and with Maglev on another
- * node, too. False: there is none, and the packet is to be dropped.
+ * node, too.
  *
  * What a try takes is in functions of their own, and there is no loop: without
  * CAP_PERFMON, the verifier thinks of CPUs that guess that one goes on for ever. */
-__noinline bool weft_begin_flow(__u32 number)
+__noinline int weft_begin_flow(__u32 number)
 {
 	bool itself = false;
 	__u32 chosen;
@@ -255,24 +290,25 @@ __noinline bool weft_begin_flow(__u32 number)
 		chosen = weft_choose_backend(number, i);
 		if (!chosen) {
 			weft_refuse_flow(number);
-			return false;
+			return BEGUN_REFUSED;
 		}
 		switch (weft_take_backend(number, chosen)) {
 		case TAKE_DONE:
 			COUNT(begun);
-			return true;
+			return BEGUN;
 		case TAKE_FAILED:
 			COUNT(failed);
-			return false;
+			return BEGUN_NOT;
 		case TAKE_ITSELF:
 			itself = true;
 		}
 	}
-	if (itself)
+	if (itself) {
 		COUNT(hairpin);
-	else
-		COUNT(clashes);
-	return false;
+		return BEGUN_REFUSED;
+	}
+	COUNT(clashes);
+	return BEGUN_NOT;
 }
 
 /* Notes in an entry what was seen of one end. */

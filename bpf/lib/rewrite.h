@@ -14,11 +14,11 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "answer.h"
 #include "flow.h"
 
 #define TCP_CHECKSUM_OFFSET 16
 #define TCP_HEADER_BYTES 20
-#define UDP_CHECKSUM_OFFSET 6
 #define UDP_HEADER_BYTES 8
 
 #define IPV4_CHECKSUM_OFFSET 10
@@ -221,8 +221,14 @@ __noinline int weft_translate_flow(struct __sk_buff *skb, __u32 protocol)
 		service = weft_find_service();
 		if (!service)
 			return TC_ACT_UNSPEC;
-		if (!weft_begin_flow(service))
+		switch (weft_begin_flow(service)) {
+		case BEGUN:
+			break;
+		case BEGUN_REFUSED:
+			return weft_answer(skb, protocol);
+		default:
 			return TC_ACT_SHOT;
+		}
 	}
 	remember_fragment(skb, t, protocol);
 	if (!weft_rewrite(skb)) {

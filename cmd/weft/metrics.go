@@ -422,6 +422,8 @@ var kernelFamilies = []family{
 			emit(float64(t.Clashes), "clash")
 			emit(float64(t.Failed), "failed")
 		})},
+	{"service_translation_answers_total", "Packets dropped as refused or hairpin whose client was told, by a reset or as unreachable.", nil,
+		prometheus.CounterValue, translationFamily(func(t *api.Translation, emit emit) { emit(float64(t.Answered)) })},
 	single("pod_addresses", "Addresses of this node's own pods that are known at their devices.",
 		func(s *snapshot) float64 { return float64(s.Datapath.Pods.Addresses) }),
 	single("pod_addresses_missing", "Addresses of this node's own pods whose device is not found.",

@@ -233,7 +233,7 @@ func makeTranslation(t *datapath.TranslationStatus) *api.Translation {
 	}
 	shown := &api.Translation{
 		Devices: []api.Device{}, Flows: t.Flows, MaxFlows: t.MaxFlows, Begun: t.Begun, Requests: t.Requests, Replies: t.Replies,
-		Errors: t.Errors, Refused: t.Refused, Hairpin: t.Hairpin, Clashes: t.Clashes, Failed: t.Failed,
+		Errors: t.Errors, Refused: t.Refused, Hairpin: t.Hairpin, Clashes: t.Clashes, Failed: t.Failed, Answered: t.Answered,
 	}
 	for i := range t.Devices {
 		shown.Devices = append(shown.Devices, makeDevice(&t.Devices[i]))

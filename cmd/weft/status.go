@@ -498,8 +498,8 @@ func (p *statusPrinter) translation(t *api.Translation) {
 	if t == nil {
 		return
 	}
-	p.branch("translation: at %s, %s of at most %d, packets dropped: %d without backend, %d to the client itself, %d of a port in use, %d without memory",
-		count(len(t.Devices), "device"), count(t.Flows, "flow"), t.MaxFlows, t.Refused, t.Hairpin, t.Clashes, t.Failed)
+	p.branch("translation: at %s, %s of at most %d, packets dropped: %d without backend, %d to the client itself, %d of a port in use, %d without memory; %d answered",
+		count(len(t.Devices), "device"), count(t.Flows, "flow"), t.MaxFlows, t.Refused, t.Hairpin, t.Clashes, t.Failed, t.Answered)
 }
 
 // pods tells of the devices of this node's own pods.
