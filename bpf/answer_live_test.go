@@ -30,9 +30,7 @@ func newClient(t *testing.T) *client {
 			mustWrite(t, "/proc/sys/net/ipv6/conf/"+which+"/disable_ipv6", "1")
 		}
 		mustIP(t, "link", "add", "client", "mtu", "9000", "type", "veth", "peer", "name", "node", "mtu", "9000")
-		for _, device := range []string{"client", "node"} {
-			mustIP(t, "link", "set", device, "arp", "off", "up")
-		}
+		mustUp(t, "client", "node")
 		c.index = mustDevice(t, "client").Index
 		for _, p := range TranslationPrograms {
 			l, err := link.AttachTCX(link.TCXOptions{Interface: mustDevice(t, "node").Index, Program: c.Programs[p.Name], Attach: p.Attach})

@@ -5,12 +5,14 @@ package bpf
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -48,9 +50,7 @@ func newPair(t *testing.T, mode Mode) *pair {
 			mustWrite(t, "/proc/sys/net/ipv6/conf/"+which+"/disable_ipv6", "1")
 		}
 		mustIP(t, "link", "add", "out", "mtu", "9000", "type", "veth", "peer", "name", "in", "mtu", "9000")
-		for _, device := range []string{"out", "in"} {
-			mustIP(t, "link", "set", device, "arp", "off", "up")
-		}
+		mustUp(t, "out", "in")
 		p.out, p.in = mustDevice(t, "out"), mustDevice(t, "in")
 		p.attach(t)
 		p.open(t)
@@ -69,6 +69,27 @@ func mustIP(t *testing.T, args ...string) {
 	t.Helper()
 	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 		t.Fatalf("ip %v: %v: %s", args, err, out)
+	}
+}
+
+// mustUp makes the two ends of a wire ready. The first gets its queue in the background, once the second is up, and drops what
+// is sent before; its state changes in the same step.
+func mustUp(t *testing.T, devices ...string) {
+	t.Helper()
+	for _, device := range devices {
+		mustIP(t, "link", "set", device, "arp", "off", "up")
+	}
+	for _, device := range devices {
+		testutil.Eventually(t, 30*time.Second, func() error {
+			out, err := exec.Command("ip", "-o", "link", "show", "dev", device).CombinedOutput()
+			if err == nil && !bytes.Contains(out, []byte(" state UP ")) {
+				err = errors.New("it is not up")
+			}
+			if err != nil {
+				return fmt.Errorf("device %s: %w: %s", device, err, out)
+			}
+			return nil
+		})
 	}
 }
 
