@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -187,6 +188,88 @@ func TestSlices(t *testing.T) {
 			w.remove("east")
 			w.awaitGone("east")
 		})
+	}
+}
+
+// largeService is the value of a service with so many backends, and more by name.
+func largeService(name string, n int, more ...string) string {
+	all := more
+	for i := range n {
+		all = append(all, fmt.Sprintf("10.2.%d.%d", 100+i/250, i%250))
+	}
+	slices.Sort(all)
+	var texts []string
+	for _, b := range all {
+		texts = append(texts, fmt.Sprintf(`%q:{"http":{"Protocol":"TCP","Port":8080}}`, b))
+	}
+	return fmt.Sprintf(
+		`{"cluster":"west","namespace":"shop","name":%q,"frontends":{},"backends":{%s},"includeExternal":true,"shared":true,"clusterID":2}`,
+		name, strings.Join(texts, ","))
+}
+
+// A large service is read where it differs from what it was, and held to the limits all the same: a backend that may not be
+// used is left out whether it comes with the first value or later, and one that may no longer be goes.
+func TestLargeServiceIsRead(t *testing.T) {
+	m, fs := newFollowed(t)
+	d := fs.services.decode.(*services)
+	apply := func(value string, refused bool) {
+		t.Helper()
+		before, _ := fs.services.rejects.report()
+		fs.services.apply(created("shop/web", value))
+		if after, _ := fs.services.rejects.report(); !maps.Equal(before, after) != refused {
+			t.Fatalf("refused %v after %v, want a refusal: %v", after, before, refused)
+		}
+	}
+	want := func(n int, kept bool) {
+		t.Helper()
+		o, _ := m.cfg.Services.Offer("west", webName, "")
+		if o == nil || o.Len() != n {
+			t.Fatalf("the offer is %v, want %d backends", o, n)
+		}
+		if k := d.known["shop/web"]; (k.previous != nil) != kept || d.kept != k.previous.Size() {
+			t.Fatalf("kept: %d bytes, %d in all, want some: %v", k.previous.Size(), d.kept, kept)
+		}
+	}
+	apply(largeService("web", 1000), false)
+	want(1000, true)
+	previous := d.known["shop/web"].previous
+	apply(largeService("web", 1000, "10.2.200.1"), false)
+	want(1001, true)
+	if d.known["shop/web"].previous != previous {
+		t.Error("the second value was decoded whole")
+	}
+	apply(largeService("web", 1000, "10.2.200.1", "127.0.0.1"), true)
+	want(1001, false)
+	apply(largeService("web", 1000, "10.2.200.2"), false)
+	want(1001, true)
+	apply(largeService("other", 1000), true) // not what its key says
+	want(1001, false)
+	apply(largeService("web", 999), false)
+	want(999, true)
+	fs.services.apply([]kvstore.Event{{Kind: kvstore.Deleted, Key: []byte("shop/web"), Revision: 1}})
+	if d.kept != 0 || m.cfg.Services.Len() != 0 {
+		t.Errorf("%d bytes are kept of %d offers, want nothing", d.kept, m.cfg.Services.Len())
+	}
+}
+
+// Of many large services, so much is kept and no more.
+func TestLargeServicesAreBounded(t *testing.T) {
+	m, fs := newFollowed(t)
+	d := fs.services.decode.(*services)
+	const n = 40
+	for i := range n {
+		name := fmt.Sprint("web-", i)
+		fs.services.apply(created("shop/"+name, largeService(name, 10_000)))
+	}
+	kept := 0
+	for _, k := range d.known {
+		kept += k.previous.Size()
+	}
+	if kept != d.kept || kept > mostKept || kept < mostKept/2 {
+		t.Errorf("%d bytes are kept, counted as %d, want up to %d", kept, d.kept, mostKept)
+	}
+	if got := m.cfg.Services.Len(); got != n {
+		t.Errorf("%d services, want %d", got, n)
 	}
 }
 

@@ -42,9 +42,11 @@ func published(t testing.TB, name string, first, n int) []byte {
 }
 
 // BenchmarkUpdateOneOf5000 changes one of 5,000 backends of a global service, and has a reader take the difference: by
-// slices of 100, as whole offers that are decoded already, and as values of etcd.
+// slices of 100, as whole offers that are decoded already, as values of etcd, and as values beside the ones before.
 func BenchmarkUpdateOneOf5000(b *testing.B) {
 	const pods = 5000
+	heap := make([]byte, 64<<20) // about an agent's: collections are no more frequent than there
+	defer runtime.KeepAlive(heap)
 	read := func(b *testing.B, table *Table, at Revision) Revision {
 		batch, next, full := table.Changes(at, 16)
 		if len(batch) != 1 || full || batch[0].Whole || len(batch[0].Added)+len(batch[0].Removed) > 4 {
@@ -85,6 +87,25 @@ func BenchmarkUpdateOneOf5000(b *testing.B) {
 		_, at, _ := table.Changes(Revision{}, 16)
 		for i := 0; b.Loop(); i++ {
 			table.Put(offers[i%2])
+			at = read(b, table, at)
+		}
+	})
+	b.Run("previous", func(b *testing.B) {
+		table := NewTable()
+		table.PutLocal(webLocal(Settings{Global: true}))
+		values := [2][]byte{published(b, "web", 0, pods), published(b, "web", 1, pods)}
+		o, previous, err := DecodeOffer(values[1])
+		if err != nil || previous == nil {
+			b.Fatal(err)
+		}
+		table.Put(o)
+		_, at, _ := table.Changes(Revision{}, 16)
+		b.SetBytes(int64(len(values[0])))
+		for i := 0; b.Loop(); i++ {
+			removed, added, ok := previous.Next(values[i%2])
+			if !ok || !table.Revise("west", web, removed, added) {
+				b.Fatal("not read where it differs")
+			}
 			at = read(b, table, at)
 		}
 	})

@@ -13,8 +13,19 @@ import (
 // scanOffer decodes the JSON that writers really emit: names in their usual case and each once, plain strings, addresses in
 // ascending order. On anything else, valid or not, it returns false, and the general decoder has the word; FuzzParseOffer holds
 // the two to the same results.
-func scanOffer(value []byte) (o Offer, ok bool) {
-	s := scanner{rest: value}
+func scanOffer(value []byte) (o Offer, ok bool) { return scanMarked(value, nil) }
+
+// markedBackends is where in a value the backends are.
+type markedBackends struct {
+	offsets   []uint32 // of every so many addresses, and of what closes the object
+	addresses int
+	ports     string // what stands behind the last of them, in place
+	alike     bool   // the same stands behind all
+}
+
+// scanMarked is scanOffer which, unless marks is nil, fills them.
+func scanMarked(value []byte, marks *markedBackends) (o Offer, ok bool) {
+	s := scanner{rest: value, marks: marks, size: len(value)}
 	if !s.skip('{') {
 		return o, false
 	}
@@ -41,8 +52,10 @@ func scanOffer(value []byte) (o Offer, ok bool) {
 }
 
 type scanner struct {
-	rest []byte
-	seen uint16 // fields met: a repeated one is for the general decoder
+	rest  []byte
+	seen  uint16 // fields met: a repeated one is for the general decoder
+	marks *markedBackends
+	size  int // of the value
 }
 
 func (s *scanner) once(bit uint16) bool {
@@ -62,10 +75,10 @@ func (s *scanner) field(name string, o *Offer) bool {
 	case "name":
 		return s.kept(&o.Service.Name) && s.once(1<<2)
 	case "frontends":
-		o.Frontends, ok = s.addresses()
+		o.Frontends, ok = s.addresses(nil)
 		return ok && s.once(1<<3)
 	case "backends":
-		o.Backends, ok = s.addresses()
+		o.Backends, ok = s.addresses(s.marks)
 		return ok && s.once(1<<4)
 	case "includeExternal":
 		o.IncludeExternal, ok = s.truth()
@@ -87,15 +100,29 @@ func (s *scanner) field(name string, o *Offer) bool {
 // longestAddr is that of the text of an address.
 const longestAddr = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255")
 
+// address reads the name of a member of such an object, and what stands between it and the ports.
+func (s *scanner) address() (name string, addr netip.Addr, ok bool) {
+	var buf [longestAddr]byte
+	name, ok = s.text()
+	if !ok || !s.skip(':') {
+		return "", addr, false
+	}
+	addr, err := netip.ParseAddr(name)
+	if err != nil || addr.Is6() && string(addr.AppendTo(buf[:0])) != name || addr.Zone() != "" {
+		return "", addr, false
+	}
+	return name, addr.Unmap(), true
+}
+
 // addresses reads an object of ports by address.
-func (s *scanner) addresses() ([]Subset, bool) {
+func (s *scanner) addresses(marks *markedBackends) ([]Subset, bool) {
 	var (
 		subsets  []Subset
 		alike    map[string]int // by the text of the ports
 		text     []byte         // of the ports of subsets[at]
 		at       int
 		previous string
-		buf      [longestAddr]byte
+		n        int
 	)
 	if !s.skip('{') {
 		return nil, false
@@ -103,16 +130,15 @@ func (s *scanner) addresses() ([]Subset, bool) {
 	if s.skip('}') {
 		return nil, true
 	}
-	for {
-		name, ok := s.text()
-		if !ok || name <= previous || !s.skip(':') {
+	for ; ; n++ {
+		if marks != nil && n%markEvery == 0 {
+			marks.offsets = append(marks.offsets, uint32(s.size-len(s.rest)))
+		}
+		name, addr, ok := s.address()
+		if !ok || name <= previous {
 			return nil, false
 		}
 		previous = name
-		addr, err := netip.ParseAddr(name)
-		if err != nil || addr.Is6() && string(addr.AppendTo(buf[:0])) != name || addr.Zone() != "" {
-			return nil, false
-		}
 		if text != nil && bytes.HasPrefix(s.rest, text) {
 			s.rest = s.rest[len(text):]
 		} else {
@@ -131,8 +157,13 @@ func (s *scanner) addresses() ([]Subset, bool) {
 				subsets = append(subsets, Subset{Ports: ports})
 			}
 		}
-		subsets[at].Addrs = append(subsets[at].Addrs, addr.Unmap())
+		subsets[at].Addrs = append(subsets[at].Addrs, addr)
 		if s.skip('}') {
+			if marks != nil {
+				marks.offsets = append(marks.offsets, uint32(s.size-len(s.rest)-1))
+				marks.addresses, marks.alike = n+1, len(alike) == 1
+				marks.ports = unsafe.String(unsafe.SliceData(text), len(text))
+			}
 			return subsets, true
 		}
 		if !s.skip(',') {

@@ -4,6 +4,7 @@ package service
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 	"sync"
 )
@@ -76,6 +77,66 @@ func (t *Table) Put(o Offer) {
 	}
 	t.replace(e, before, &o, e.parts[i].lost)
 	t.announce()
+}
+
+// Revise takes addresses from what a cluster offers of a service, and adds others to it, which are reached at the same ports. It
+// is not ok, and changes nothing, if there is no such offer, its addresses differ in more than themselves, not all that is
+// removed is there or some of what is added, or nothing would be left.
+func (t *Table) Revise(cluster string, name Name, removed, added []netip.Addr) (ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := t.entries[name]
+	if e == nil {
+		return false
+	}
+	i, found := slices.BinarySearchFunc(e.parts, "", func(p part, slice string) int { return p.compare(cluster, slice) })
+	if !found || len(e.parts[i].Backends) != 1 {
+		return false
+	}
+	is := e.parts[i].Backends[0]
+	addrs, ok := revised(is.Addrs, removed, added)
+	if !ok || len(addrs) == 0 {
+		return false
+	}
+	of := func(addrs []netip.Addr) *Offer {
+		o := *e.parts[i].Offer
+		o.Backends = []Subset{{Ports: is.Ports, State: is.State, Addrs: addrs}}
+		return &o
+	}
+	e.parts[i].Offer = of(addrs)
+	t.replace(e, of(removed), of(added), e.parts[i].lost)
+	t.announce()
+	return true
+}
+
+// revised returns a copy of sorted addresses without some and with others, both of which it sorts.
+func revised(all, removed, added []netip.Addr) (now []netip.Addr, ok bool) {
+	slices.SortFunc(removed, netip.Addr.Compare)
+	slices.SortFunc(added, netip.Addr.Compare)
+	now = make([]netip.Addr, 0, len(all)+len(added)) // a few more than are left
+	for len(removed)+len(added) > 0 {
+		removes := len(added) == 0 || len(removed) > 0 && removed[0].Less(added[0])
+		var next netip.Addr
+		if removes {
+			next, removed = removed[0], removed[1:]
+		} else {
+			next, added = added[0], added[1:]
+		}
+		i, found := slices.BinarySearchFunc(all, next, netip.Addr.Compare)
+		if found != removes {
+			return nil, false
+		}
+		now, all = append(now, all[:i]...), all[i:]
+		switch {
+		case removes:
+			all = all[1:]
+		case len(now) > 0 && now[len(now)-1] == next: // it is added twice
+			return nil, false
+		default:
+			now = append(now, next)
+		}
+	}
+	return append(now, all...), true
 }
 
 // Delete forgets what a cluster offers of a service, or of a slice of it; an unknown one is fine.
