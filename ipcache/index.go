@@ -77,6 +77,9 @@ func (x *index) find(s *slab, k *prefixKey) slotRef {
 	return 0
 }
 
+// touch reads where a search for k begins.
+func (x *index) touch(k *prefixKey) cell { return x.cells[x.home(x.hash(k))] }
+
 // insert adds the head of k, which the index does not hold. At most four fifths of the cells are in use.
 func (x *index) insert(k *prefixKey, r slotRef) {
 	c := makeCell(x.hash(k), r)
