@@ -75,6 +75,23 @@ func (e *examiner) serviceFeatures() {
 	default:
 		e.warn("refusals", "cannot be tried: "+oneLine(err), asAgent)
 	}
+	e.destroying(tryDestroy())
+}
+
+// destroying tells whether connected UDP sockets whose backend is gone can be ended.
+func (e *examiner) destroying(err error) {
+	const name = "connected UDP"
+	switch {
+	case err == nil:
+		e.fine(name, "sockets whose backend is gone are ended, so that they connect again")
+	case errors.Is(err, errNoUDPDiag):
+		what, advice, _ := strings.Cut(err.Error(), ": modprobe")
+		e.warn(name, what, "modprobe"+advice)
+	case errors.Is(err, errNoDestroy):
+		e.warn(name, err.Error(), "nothing, unless clients of UDP services connect their sockets and keep them: a kernel with CONFIG_INET_DIAG_DESTROY=y")
+	default:
+		e.warn(name, "cannot be tried: "+oneLine(err), asAgent)
+	}
 }
 
 // servicesBeside tells of programs of others at the cgroup and those above it.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
@@ -29,6 +30,37 @@ type socketDestroyer struct {
 	reverse *ebpf.Map
 	handle  *netlink.Handle
 	sockets map[int]*nl.SocketHandle
+}
+
+var (
+	// errNoUDPDiag and errNoDestroy indicate that the kernel does not list, or end, UDP sockets.
+	errNoUDPDiag = errors.New("the kernel has no udp_diag: connected UDP sockets stay with backends that are gone: modprobe udp_diag")
+	errNoDestroy = errors.New("the kernel has no CONFIG_INET_DIAG_DESTROY: connected UDP sockets stay with backends that are gone")
+)
+
+// tryDestroy ends a socket of its own. Its error wraps errNoUDPDiag or errNoDestroy where that cannot be done.
+func tryDestroy() error {
+	d, err := newSocketDestroyer(nil)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	own, err := net.ListenUDP("udp4", nil)
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	sockets, err := d.list(unix.AF_INET)
+	if err != nil {
+		return err
+	}
+	port := own.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	for _, s := range sockets {
+		if s.ID.SourcePort == port {
+			return d.end(s)
+		}
+	}
+	return fmt.Errorf("a UDP socket that has port %d is not listed", port)
 }
 
 // newSocketDestroyer opens the network namespace of the calling thread. reverse tells which sockets are ours to end.
@@ -68,13 +100,9 @@ func (d *socketDestroyer) destroy(gone []abandoned) (n int, err error) {
 	}
 	var errs []error
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		var sockets []*netlink.Socket
-		err := dump("list UDP sockets", func() (err error) {
-			sockets, err = d.handle.SocketDiagUDP(family)
-			return err
-		})
-		if errors.Is(err, unix.ENOENT) {
-			return n, errors.New("the kernel has no udp_diag: connected UDP sockets stay with backends that are gone: modprobe udp_diag")
+		sockets, err := d.list(family)
+		if errors.Is(err, errNoUDPDiag) {
+			return n, err
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -87,8 +115,8 @@ func (d *socketDestroyer) destroy(gone []abandoned) (n int, err error) {
 			}
 			switch err := d.end(s); {
 			case errors.Is(err, unix.ENOENT): // it has ended by itself
-			case errors.Is(err, unix.EOPNOTSUPP):
-				return n, errors.New("the kernel has no CONFIG_INET_DIAG_DESTROY: connected UDP sockets stay with backends that are gone")
+			case errors.Is(err, errNoDestroy):
+				return n, err
 			case err != nil:
 				errs = append(errs, fmt.Errorf("end a UDP socket: %w", err))
 			default:
@@ -97,6 +125,18 @@ func (d *socketDestroyer) destroy(gone []abandoned) (n int, err error) {
 		}
 	}
 	return n, errors.Join(errs...)
+}
+
+// list returns the UDP sockets of a family.
+func (d *socketDestroyer) list(family uint8) (sockets []*netlink.Socket, err error) {
+	err = dump("list UDP sockets", func() (err error) {
+		sockets, err = d.handle.SocketDiagUDP(family)
+		return err
+	})
+	if errors.Is(err, unix.ENOENT) {
+		err = errNoUDPDiag
+	}
+	return sockets, err
 }
 
 // ours reports whether a socket got one of the backends from us.
@@ -117,6 +157,9 @@ func (d *socketDestroyer) end(s *netlink.Socket) error {
 	req.Sockets = d.sockets
 	req.AddData(diagRequest{s})
 	_, err := req.Execute(unix.NETLINK_INET_DIAG, 0)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = errNoDestroy
+	}
 	return err
 }
 
