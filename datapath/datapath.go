@@ -62,7 +62,7 @@ type Config struct {
 	// Underlay6: nodes reach each other over IPv6; else over IPv4.
 	Underlay6 bool
 	// VerifyInterval is how often, at about and at least, the whole map is compared with the table; 0: DefaultVerifyInterval.
-	// As long as that takes little it is done every half a minute.
+	// As long as that takes less than a tenth of the time it is done within half a minute.
 	VerifyInterval time.Duration
 	// FlowSample: one in so many packets becomes a [Flow]; 0: none.
 	FlowSample uint32

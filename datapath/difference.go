@@ -13,11 +13,12 @@ const (
 	KindPin      = "pin"       // a pinned map
 	KindService  = "service"   // a frontend of a service
 	KindPod      = "pod"       // an address that packets from a pod's device may have
+	KindSettings = "settings"  // what the programs are told of the configuration
 )
 
 // Kinds are all of them.
 func Kinds() []string {
-	return []string{KindMap, KindFastPath, KindRoute, KindDevice, KindProgram, KindLink, KindPin, KindService, KindPod}
+	return []string{KindMap, KindFastPath, KindRoute, KindDevice, KindProgram, KindLink, KindPin, KindService, KindPod, KindSettings}
 }
 
 // Difference is one thing in the kernel that is not as the tables and the configuration want it.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -46,6 +47,8 @@ type fastPath struct {
 	trie  prefixMap
 	outer *ebpf.Map
 	hosts hostSet
+	// rebuilt is when the tables were made.
+	rebuilt time.Time
 
 	mu    sync.Mutex
 	state FastPathStatus
@@ -104,7 +107,7 @@ func (f *fastPath) Dump(yield func([]bpf.IPCacheKey, []bpf.IPCacheValue)) error 
 		}
 		f.hosts.tables[i], fresh.tables[i] = fresh.tables[i], f.hosts.tables[i]
 	}
-	f.hosts.stuck, f.hosts.err = fresh.stuck, fresh.err
+	f.hosts.stuck, f.hosts.err, f.rebuilt = fresh.stuck, fresh.err, time.Now()
 	f.mu.Lock()
 	f.state.Rebuilds++
 	f.state.Drift += uint64(drift)

@@ -18,7 +18,7 @@ import (
 
 const (
 	// checkInterval is how often devices, routes and pins are looked at when nothing tells of a change.
-	checkInterval = 30 * time.Second
+	checkInterval = 25 * time.Second
 	// glanceInterval is how often that of which the kernel tells nobody is glanced at: pins, and links that are detached.
 	glanceInterval = time.Second
 	// troubleInterval is the same while something is not as wanted.
@@ -206,8 +206,7 @@ func (k *keeper) check(watchErr error) (time.Duration, error) {
 	k.drifted(KindPin, mapPins)
 	k.drifted(KindProgram, programPins)
 	errs := []error{watchErr, mapsErr, programsErr}
-	overlayErr := k.checkOverlay()
-	errs = append(errs, overlayErr)
+	errs = append(errs, k.checkSettings(), k.checkOverlay())
 	existing, err := k.host.devices()
 	if err != nil {
 		errs = append(errs, err)
@@ -243,6 +242,28 @@ func (k *keeper) check(watchErr error) (time.Duration, error) {
 		next = min(next, troubleInterval)
 	}
 	return next, err
+}
+
+// checkSettings tells the programs again what somebody else has told them otherwise.
+func (k *keeper) checkSettings() error {
+	want := k.datapath.cfg.settings()
+	have, err := k.settings()
+	if err != nil || have == want {
+		return err
+	}
+	if err := k.maps[bpf.MapConfig].Put(uint32(0), &want); err != nil {
+		return explain("write settings of the programs", err)
+	}
+	k.drifted(KindSettings, 1)
+	return nil
+}
+
+// settings is what the programs are told.
+func (k *keeper) settings() (have bpf.Config, err error) {
+	if err = k.maps[bpf.MapConfig].Lookup(uint32(0), &have); err != nil {
+		err = explain("read settings of the programs", err)
+	}
+	return have, err
 }
 
 // claims are the wishes for routes; none without native routing.

@@ -127,7 +127,17 @@ type prefixMap interface {
 	Delete(keys []bpf.IPCacheKey) (int, error)
 	// Dump yields all entries in chunks, which are valid during the call only.
 	Dump(yield func(keys []bpf.IPCacheKey, values []bpf.IPCacheValue)) error
+	// Walk begins a walk through all entries.
+	Walk() mapWalk
+	// Check holds what programs find before they look into the map against entries of it, and puts right what differs. With
+	// all, every entry has been looked at since the last time, and there must be nothing else.
+	Check(keys []bpf.IPCacheKey, values []bpf.IPCacheValue, all bool) error
 }
+
+// mapWalk fills keys and values with the next entries, as many as fit, and returns how many there were; end: they were the last
+// ones. Between two calls the map may be written: what stays is met all the same, perhaps twice, as long as the entry that was met
+// last is there.
+type mapWalk = walk[bpf.IPCacheKey, bpf.IPCacheValue]
 
 // kernelMap writes the pinned map, in batches where the kernel has them. It is for one goroutine.
 type kernelMap struct {
@@ -183,6 +193,13 @@ func (k *kernelMap) Dump(yield func([]bpf.IPCacheKey, []bpf.IPCacheValue)) error
 	})
 }
 
+func (k *kernelMap) Walk() mapWalk {
+	return walkMap[bpf.IPCacheKey, bpf.IPCacheValue](k.m, "ipcache")
+}
+
+// Check has nothing to do: programs look into the map.
+func (k *kernelMap) Check([]bpf.IPCacheKey, []bpf.IPCacheValue, bool) error { return nil }
+
 // dumpChunk is how many entries one system call of a dump returns.
 const dumpChunk = 4096
 
@@ -191,44 +208,58 @@ func dumpIPCache(m *ebpf.Map, yield func([]bpf.IPCacheKey, []bpf.IPCacheValue) b
 	return dumpMap(m, "ipcache", yield)
 }
 
-// dumpMap yields all entries of m in chunks, which are valid during the call only, until yield returns false. A map
-// that is written meanwhile can make the kernel begin again; then a dump would not end, and is given up with an error.
+// dumpMap yields all entries of m in chunks, which are valid during the call only, until yield returns false.
 func dumpMap[K, V any](m *ebpf.Map, name string, yield func([]K, []V) bool) error {
-	var (
-		cursor ebpf.MapBatchCursor
-		keys   = make([]K, dumpChunk)
-		values = make([]V, dumpChunk)
-		budget = 2 * (int(m.MaxEntries()) + dumpChunk)
-	)
-	for {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		if errors.Is(err, ebpf.ErrNotSupported) {
-			return iterateMap(m, name, yield)
-		}
-		end := errors.Is(err, ebpf.ErrKeyNotExist)
-		if err != nil && !end {
-			return fmt.Errorf("read map %s: %w", name, err)
-		}
-		if n > 0 && !yield(keys[:n], values[:n]) || end {
-			return nil
-		}
-		if budget -= n; budget < 0 {
-			return fmt.Errorf("read map %s: it changes faster than it can be read: try again", name)
+	keys, values := make([]K, dumpChunk), make([]V, dumpChunk)
+	for next := walkMap[K, V](m, name); ; {
+		n, end, err := next(keys, values)
+		if err != nil || n > 0 && !yield(keys[:n], values[:n]) || end {
+			return err
 		}
 	}
 }
 
-// iterateMap is dumpMap for kernels without batches.
-func iterateMap[K, V any](m *ebpf.Map, name string, yield func([]K, []V) bool) error {
-	keys, values := make([]K, 1), make([]V, 1)
-	entries := m.Iterate()
-	for entries.Next(&keys[0], &values[0]) {
-		if !yield(keys, values) {
-			return nil
+// walk is a mapWalk of any map.
+type walk[K, V any] func(keys []K, values []V) (n int, end bool, err error)
+
+// walkMap begins a walk through all entries of m. A map that is written meanwhile can make the kernel begin again; then a walk
+// might not end, and is given up with an error.
+func walkMap[K, V any](m *ebpf.Map, name string) walk[K, V] {
+	var (
+		cursor ebpf.MapBatchCursor
+		single walk[K, V] // on kernels without batches
+		met    uint64
+	)
+	return func(keys []K, values []V) (n int, end bool, err error) {
+		if single == nil {
+			n, err = m.BatchLookup(&cursor, keys, values, nil)
+			if errors.Is(err, ebpf.ErrNotSupported) {
+				single = iterateMap[K, V](m)
+			}
 		}
+		if single != nil {
+			n, end, err = single(keys, values)
+		} else if errors.Is(err, ebpf.ErrKeyNotExist) {
+			end, err = true, nil
+		}
+		met += uint64(n)
+		switch {
+		case err != nil:
+			return 0, false, fmt.Errorf("read map %s: %w", name, err)
+		case met > 2*(uint64(m.MaxEntries())+dumpChunk) && !end:
+			return 0, false, fmt.Errorf("read map %s: it changes faster than it can be read: try again", name)
+		}
+		return n, end, nil
 	}
-	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read map %s: %w", name, err)
+}
+
+// iterateMap walks entry by entry.
+func iterateMap[K, V any](m *ebpf.Map) walk[K, V] {
+	entries := m.Iterate()
+	return func(keys []K, values []V) (n int, end bool, err error) {
+		for n < len(keys) && entries.Next(&keys[n], &values[n]) {
+			n++
+		}
+		return n, n < len(keys), entries.Err()
 	}
-	return nil
 }

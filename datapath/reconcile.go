@@ -43,9 +43,10 @@ type reconciler struct {
 	layout   identity.Layout
 	listed   func(identity.ClusterID) bool
 	log      *slog.Logger
-	// requests ask for a comparison of the whole map with the table, which is made by itself, too.
-	requests <-chan comparison
-	pace     comparePace
+	// requests ask for a comparison of the whole map with the table, all at once. Step by step one is made all the time.
+	requests  <-chan comparison
+	pace      comparePace
+	scrubbing *scrub // nil between two
 
 	since     ipcache.Revision
 	unread    bool // the map is to be read before the next change is taken
@@ -95,8 +96,8 @@ func newReconciler(cfg *Config, kernel prefixMap) *reconciler {
 
 // run reconciles until ctx ends. It calls done after each pass that got to the end of what the table had to say.
 func (r *reconciler) run(ctx context.Context, done func()) {
-	verify := time.NewTimer(r.pace.next(0))
-	defer verify.Stop()
+	scrub := time.NewTimer(r.pace.pause(0, r.table.Len()/scrubChunk+1, false))
+	defer scrub.Stop()
 	wait := time.NewTimer(0)
 	defer wait.Stop()
 	for ctx.Err() == nil {
@@ -117,12 +118,8 @@ func (r *reconciler) run(ctx context.Context, done func()) {
 		case <-ctx.Done():
 		case <-changed:
 		case <-wait.C:
-		case <-verify.C:
-			began := time.Now()
-			if _, err := r.verify(ctx, true, nil); err != nil {
-				r.log.Warn("compare the map with the table", "err", err)
-			}
-			verify.Reset(r.pace.next(time.Since(began)))
+		case <-scrub.C:
+			scrub.Reset(r.scrubStep())
 		case c := <-r.requests:
 			report, err := r.verify(ctx, c.repair, c.tell)
 			c.reply <- comparisonResult{report, err}
@@ -186,19 +183,14 @@ func (r *reconciler) carried() { r.propagation.taken(r.table, r.since, len(r.fai
 
 // read takes over what the kernel holds and begins with the table anew.
 func (r *reconciler) read() error {
-	r.inherited = nil // free the old before the new
+	r.inherited, r.scrubbing = nil, nil // free the old before the new
 	r.unread = true
-	var entries []inheritedEntry
-	err := r.kernel.Dump(func(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) {
-		for i := range keys {
-			entries = append(entries, inheritedEntry{keys[i], values[i]})
-		}
-	})
+	found, err := inherit(r.kernel.Dump, r.group)
 	if err != nil {
 		return err
 	}
-	if len(entries) > 0 {
-		r.inherited = inherit(entries, r.group)
+	if found.left > 0 {
+		r.inherited = found
 	}
 	r.since, r.unread = ipcache.Revision{}, false
 	return nil
@@ -238,10 +230,8 @@ func (r *reconciler) apply(batch []ipcache.Change) {
 	}
 	keys, values := r.adopt(r.keys[:n], r.values[:n])
 	r.write(keys, values, func(error) bool { return true })
-	if h := r.inherited; h != nil {
-		if h.compact(); h.left == 0 {
-			r.inherited = nil
-		}
+	if h := r.inherited; h != nil && h.left == 0 {
+		r.inherited = nil
 	}
 }
 
@@ -295,6 +285,7 @@ func (r *reconciler) delete() (gone int) {
 		chunk := keys[:min(len(keys), reconcileChunk)]
 		n, err := r.kernel.Delete(chunk)
 		r.succeeded(chunk[:n])
+		r.scrubbing.gone(chunk[:n])
 		gone += n
 		keys = keys[n:]
 		switch {

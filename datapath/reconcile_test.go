@@ -6,8 +6,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -29,6 +31,7 @@ type recorder struct {
 	refuse  func(bpf.IPCacheKey) error
 	log     []string
 	dumps   int
+	sorted  []bpf.IPCacheKey // in the order of the kernel's walk; nil once entries have come or gone
 }
 
 var _ prefixMap = (*recorder)(nil)
@@ -47,7 +50,7 @@ func (m *recorder) Update(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) (int
 		if _, has := m.entries[key]; !has && m.max > 0 && len(m.entries) >= m.max {
 			return i, unix.ENOSPC
 		}
-		m.entries[key] = values[i]
+		m.put(key, values[i])
 		m.log = append(m.log, fmt.Sprintf("set %v %d", key, values[i].Identity))
 	}
 	return len(keys), nil
@@ -65,7 +68,7 @@ func (m *recorder) Delete(keys []bpf.IPCacheKey) (int, error) {
 		if _, has := m.entries[key]; !has {
 			return i, ebpf.ErrKeyNotExist
 		}
-		delete(m.entries, key)
+		m.drop(key)
 		m.log = append(m.log, fmt.Sprintf("delete %v", key))
 	}
 	return len(keys), nil
@@ -80,6 +83,45 @@ func (m *recorder) Dump(yield func([]bpf.IPCacheKey, []bpf.IPCacheValue)) error 
 	}
 	return nil
 }
+
+// put and drop change an entry without a word. mu is held, where there is anybody else.
+func (m *recorder) put(key bpf.IPCacheKey, value bpf.IPCacheValue) {
+	if _, has := m.entries[key]; !has {
+		m.sorted = nil
+	}
+	m.entries[key] = value
+}
+
+func (m *recorder) drop(key bpf.IPCacheKey) {
+	delete(m.entries, key)
+	m.sorted = nil
+}
+
+// Walk meets the entries in the order of the kernel.
+func (m *recorder) Walk() mapWalk {
+	var last *bpf.IPCacheKey
+	return func(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) (n int, end bool, err error) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.sorted == nil {
+			m.sorted = slices.SortedFunc(maps.Keys(m.entries), compareKeys)
+		}
+		sorted := m.sorted
+		if last != nil {
+			at, found := slices.BinarySearchFunc(sorted, *last, compareKeys)
+			if found { // else from the beginning, as the kernel does
+				sorted = sorted[at+1:]
+			}
+		}
+		for n = 0; n < min(len(keys), len(sorted)); n++ {
+			keys[n], values[n] = sorted[n], m.entries[sorted[n]]
+			last = &sorted[n]
+		}
+		return n, n == len(sorted), nil
+	}
+}
+
+func (m *recorder) Check([]bpf.IPCacheKey, []bpf.IPCacheValue, bool) error { return nil }
 
 // content is what the map holds, by prefix.
 func (m *recorder) content() map[string]uint32 {

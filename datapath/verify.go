@@ -15,7 +15,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weftmesh/weft/bpf"
-	"github.com/weftmesh/weft/identity"
 	"github.com/weftmesh/weft/ipcache"
 )
 
@@ -61,8 +60,8 @@ func (d *Datapath) Verify(ctx context.Context, repair bool) (Report, error) {
 	return d.VerifyTelling(ctx, repair, nil)
 }
 
-// VerifyTelling is [Datapath.Verify] that tells meanwhile, from another goroutine, how many entries of the map and of the table it
-// has compared, and of how many. tell must not block, and may be called after the end if ctx has ended.
+// VerifyTelling is [Datapath.Verify] that tells meanwhile, from another goroutine, how many entries it has
+// compared, and of how many. tell must not block, and may be called after the end if ctx has ended.
 func (d *Datapath) VerifyTelling(ctx context.Context, repair bool, tell func(done, total int)) (Report, error) {
 	var whole Report
 	owners := []chan comparison{d.compareMap, d.compareHost}
@@ -94,12 +93,14 @@ func (d *Datapath) VerifyTelling(ctx context.Context, repair bool, tell func(don
 }
 
 const (
-	// compareInterval is how often, at about, the whole is compared where that takes next to no time: of entries that
-	// somebody else changes the kernel tells nobody, and they are to be right again within half a minute.
-	compareInterval = 20 * time.Second
-	// compareShare bounds the part of the time that comparing takes: one in so many. A million entries, which take about two
-	// seconds, are so compared every five minutes.
-	compareShare = 150
+	// compareInterval is how long it takes to compare the whole, some entries at a time or all at once: of what somebody else
+	// changes in a map the kernel tells nobody, and it is to be right again within half a minute.
+	compareInterval = 22 * time.Second
+	// compareShare bounds the part of the time that comparing takes, one in so many, at the cost of the interval. A million
+	// entries take a second, and so a twentieth.
+	compareShare = 10
+	// compareRush is the same once a difference was found and there may be more.
+	compareRush = 3
 )
 
 // comparePace is how often something is compared as a whole, at about: at most and at least, as intervals.
@@ -110,25 +111,41 @@ func (p comparePace) next(took time.Duration) time.Duration {
 	return jittered(min(max(p.shortest, compareShare*took), p.longest))
 }
 
-// jittered spreads what many nodes do at the same interval.
-func jittered(every time.Duration) time.Duration {
-	return every/2 + rand.N(every)
+// pause is how long to wait after one of so many steps, if it took some time. A comparison has a quarter more of them than the map
+// has chunks, since the table is scanned to its end after the walk.
+func (p comparePace) pause(took time.Duration, steps int, rush bool) time.Duration {
+	all := time.Duration(steps + steps/4 + 1)
+	if rush {
+		return min(compareRush*took, p.longest/all)
+	}
+	return jittered(min(max(p.shortest/all, compareShare*took), p.longest/all))
 }
 
-// verify compares the map with the table. That somebody else changed the map is drift, which is counted; what the kernel
-// refuses for the time being is a difference, but no drift.
+// jittered spreads what many nodes do at the same interval.
+func jittered(every time.Duration) time.Duration {
+	return every - every/10 + rand.N(every/5+1)
+}
+
+// verify compares the map with the table, all at once. That somebody else changed the map is drift, which is counted; what the
+// kernel refuses for the time being is a difference, but no drift.
 func (r *reconciler) verify(ctx context.Context, repair bool, tell func(done, total int)) (Report, error) {
 	if err := r.pass(ctx, time.Now()); err != nil {
 		return Report{}, err
 	}
-	report, keys, err := r.compare(r.tally(tell))
+	suspects, compared, err := r.compare(tell)
 	if err != nil {
-		return report, err
+		return Report{}, err
 	}
+	report := Report{Compared: compared, More: max(0, len(suspects)-shownDifferences)}
+	keys := make([]bpf.IPCacheKey, len(suspects))
 	drift := 0
-	for _, key := range keys {
-		if _, known := r.failed[key]; !known {
+	for i, s := range suspects {
+		keys[i] = s.key
+		if _, known := r.failed[s.key]; !known {
 			drift++
+		}
+		if i < shownDifferences {
+			report.add(r.describe(s))
 		}
 	}
 	if repair {
@@ -146,83 +163,34 @@ func (r *reconciler) verify(ctx context.Context, repair bool, tell func(done, to
 	return report, nil
 }
 
+// compare returns all entries of the map that differ from the table, and how many it has looked at. Nobody writes the map
+// meanwhile but who should not. tell, if it is not nil, is told how far it is.
+func (r *reconciler) compare(tell func(done, total int)) (suspects []suspect, compared int, err error) {
+	s := r.newScrub(dumpChunk)
+	total := r.table.Len()
+	if tell == nil {
+		tell = func(int, int) {}
+	}
+	tell(0, total)
+	for {
+		some, done, err := s.step()
+		if err != nil {
+			return nil, 0, err
+		}
+		tell(s.compared, max(s.compared, total))
+		if suspects = append(suspects, some...); done {
+			return suspects, s.compared, nil
+		}
+	}
+}
+
 // repair makes entries what the table says that they are, the more specific first.
 func (r *reconciler) repair(keys []bpf.IPCacheKey) {
-	keys = slices.Clone(keys)
-	slices.SortFunc(keys, func(a, b bpf.IPCacheKey) int { return int(b.PrefixLen) - int(a.PrefixLen) })
+	keys = slices.SortedFunc(slices.Values(keys), func(a, b bpf.IPCacheKey) int { return int(b.PrefixLen) - int(a.PrefixLen) })
 	for chunk := range slices.Chunk(keys, reconcileChunk) {
 		r.again(chunk)
 	}
 	r.delete()
-}
-
-// compare reads the whole map and returns what differs from the table; keys[i] is that of the i-th difference, and there
-// are keys of those, too, that the report only counts. Nobody writes the map meanwhile but who should not. What changes
-// in the table meanwhile is no difference: it has not been taken yet.
-func (r *reconciler) compare(tally func(n int)) (report Report, keys []bpf.IPCacheKey, err error) {
-	var entries []inheritedEntry
-	err = r.kernel.Dump(func(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) {
-		for i := range keys {
-			entries = append(entries, inheritedEntry{keys[i], values[i]})
-		}
-		tally(len(keys))
-	})
-	if err != nil {
-		return report, nil, err
-	}
-	found := inherit(entries, r.group)
-	var suspects []suspect
-	for claim := range r.table.All() {
-		if report.Compared++; report.Compared%toldEvery == 0 {
-			tally(toldEvery)
-		}
-		key, want := r.underlay.encode(claim.Prefix, claim.Entry)
-		if has, ok := found.speak(key); !ok || has != want {
-			suspects = append(suspects, suspect{key: key, want: want, have: has, wanted: true, there: ok})
-		}
-	}
-	for _, key := range found.take(func(group uint16) bool { return r.listed(identity.ClusterID(group)) }) {
-		suspects = append(suspects, suspect{key: key})
-	}
-	fresh, err := r.untaken(len(suspects) > 0)
-	if err != nil {
-		return report, nil, err
-	}
-	for _, s := range suspects {
-		if fresh[s.key] {
-			continue
-		}
-		keys = append(keys, s.key)
-		if len(report.Differences) < shownDifferences {
-			report.add(r.describe(s))
-		} else {
-			report.More++
-		}
-	}
-	return report, keys, nil
-}
-
-// toldEvery is of how many claims of the table it is told at once that they are compared.
-const toldEvery = 1000
-
-// tally returns what counts the entries that are compared, and tells how many they are of those of the map and of the table.
-func (r *reconciler) tally(tell func(done, total int)) func(n int) {
-	if tell == nil {
-		return func(int) {}
-	}
-	done, total := 0, 2*r.table.Len() // about as many are in the map
-	tell(done, total)
-	return func(n int) {
-		done += n
-		tell(done, max(done, total))
-	}
-}
-
-// suspect is an entry that is not as the table had it when it was looked at.
-type suspect struct {
-	key           bpf.IPCacheKey
-	want, have    bpf.IPCacheValue
-	wanted, there bool
 }
 
 func (r *reconciler) describe(s suspect) Difference {
@@ -248,11 +216,8 @@ func (r *reconciler) absence(key bpf.IPCacheKey) string {
 }
 
 // untaken are the keys of which the table has news that were not taken yet.
-func (r *reconciler) untaken(needed bool) (map[bpf.IPCacheKey]bool, error) {
+func (r *reconciler) untaken() (map[bpf.IPCacheKey]bool, error) {
 	fresh := map[bpf.IPCacheKey]bool{}
-	if !needed {
-		return fresh, nil
-	}
 	buf := make([]ipcache.Change, 0, reconcileChunk)
 	for at := r.since; ; {
 		batch, next, reset := r.table.Changes(at, buf)
@@ -299,6 +264,13 @@ func (k *keeper) compare() (Report, error) {
 	for _, p := range k.programs {
 		report.Compared++
 		k.comparePin(&report, KindProgram, k.dir.file(pinProgramsDir, p.Name), programAt, p.handle)
+	}
+	report.Compared++
+	switch have, err := k.settings(); {
+	case err != nil:
+		return report, err
+	case have != k.datapath.cfg.settings():
+		report.add(Difference{Kind: KindSettings, Object: k.dir.file(pinConfig), Want: "as configured", Have: "otherwise"})
 	}
 	existing, err := k.host.devices()
 	if err != nil {

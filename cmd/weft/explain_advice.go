@@ -78,7 +78,7 @@ func adviceOfKernel(k *api.Kernel, s *api.Status, add func(string, ...any)) {
 	case m.Error != "":
 		add("the kernel refuses changes of the map: %s: `weft diagnose` tells what is in the way", m.Error)
 	default:
-		add("somebody else has changed the map: `weft verify --repair` puts it right now, the agent does by itself within --verify-interval")
+		add("somebody else has changed the map: `weft verify --repair` puts it right now, the agent does by itself within half a minute")
 	}
 }
 

@@ -124,11 +124,21 @@ func BenchmarkMillion(b *testing.B) {
 		a := startAgent(b, s.agent.place)
 		done := a.await(b, "adopted", cluster.Entries())
 		progress(b, "restarted in %s; removing the cluster's config", done.At-start)
-		measured(b, "restart-s", (done.At - start).Seconds(), goal{what: "restart over 1M unchanged entries", unit: "s"})
+		measured(b, "restart-s", (done.At - start).Seconds(), goal{what: "restart over 1M unchanged entries", unit: "s", atMost: 3})
 		measured(b, "restart-writes", float64(done.Map.Written), goal{what: "restart over 1M unchanged entries: written"})
 		measured(b, "restart-peak-MiB", done.Peak, goal{what: "restart over 1M entries: peak of resident memory", unit: "MiB", atMost: 400})
 		if done.Map.Written != 0 {
 			b.Errorf("the second agent wrote %d entries, want none", done.Map.Written)
+		}
+		a.rest(b)
+		const still = 25 * time.Second
+		before, began := a.await(b, "written", 0), clock()
+		time.Sleep(still)
+		after, lasted := a.await(b, "written", 0), clock()-began
+		measured(b, "rest-percent", 100*(after.CPU-before.CPU).Seconds()/lasted.Seconds(),
+			goal{what: "1M entries compared over and over: CPU", unit: "% of a core", atMost: 5})
+		if !after.Map.VerifiedAt.After(before.Map.VerifiedAt) {
+			b.Errorf("the map was not compared as a whole in %s", lasted)
 		}
 		start = a.leave(b, cluster.Name)
 		done = a.await(b, "deleted", cluster.Entries())

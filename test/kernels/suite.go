@@ -30,7 +30,7 @@ const aboutLinks = "TestDeviceComesAndGoes|TestDeviceMovesAway|TestRenamedDevice
 	"TestOlderProgramIsUpdatedInPlace|TestDeadLinksAreReplaced|TestLink.*"
 
 // aboutLookups look many addresses up in one run of a program, by bpf_loop.
-const aboutLookups = "TestFastPathHoldsHosts|TestFastPathOrder|TestFastPathIsPartOfTheMap|TestFastPathWithoutMemory|TestFastPathGrows|" +
+const aboutLookups = "TestFastPathHoldsHosts|TestFastPathOrder|TestFastPathIsPartOfTheMap|TestFastPathWithoutMemory|TestFastPathGrows|TestFastPathCheck|" +
 	"TestLookupsDuringChanges|TestNearEnds.*"
 
 var suites = []suite{

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+
+	"github.com/weftmesh/weft/bpf"
+)
+
+// What somebody else writes into the tables, or shows instead of them, is found by a comparison, and only that. What they lack
+// costs time alone, and is put back.
+//
+// lesson: K2
+func TestFastPathCheck(t *testing.T) {
+	b := newFastBench(t)
+	if err := b.rebuild(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.set(131329, "10.2.1.10/32", "10.2.1.11/32", "10.2.1.0/24"); err != nil {
+		t.Fatal(err)
+	}
+	ip := netip.MustParseAddr("10.2.1.11").As4()
+	other := netip.MustParseAddr("10.9.9.9").As4()
+	at := func(a [4]byte) (ip [16]byte) { copy(ip[:], a[:]); return ip }
+	table := func() *hostTable { return b.hosts.tables[0] }
+	// behind writes such that the writer of the table does not know of it.
+	behind := func(write, undo func()) {
+		write()
+		image := bytes.Clone(table().memory)
+		undo()
+		copy(table().memory, image)
+	}
+	for _, v := range []struct {
+		what    string
+		write   func()
+		drifted uint64
+	}{
+		{"nothing", func() {}, 0},
+		{"another identity", func() { table().Set(at(ip), 999) }, 1},
+		{"no identity", func() { table().Delete(at(ip)) }, 0},
+		{"a host that the map does not have", func() {
+			behind(func() { table().Set(at(other), 999) }, func() { table().Delete(at(other)) })
+		}, 1},
+		{"no table", func() {
+			if err := b.outer.Delete(uint32(0)); err != nil {
+				t.Fatal(err)
+			}
+		}, 0},
+		{"nothing again", func() {}, 0},
+	} {
+		before := b.status()
+		v.write()
+		next := b.Walk()
+		keys, values := make([]bpf.IPCacheKey, 8), make([]bpf.IPCacheValue, 8)
+		n, end, err := next(keys, values)
+		if err != nil || n != 3 || !end {
+			t.Fatalf("%d entries, end %t, %v", n, end, err)
+		}
+		if err := b.Check(keys[:n], values[:n], false); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Check(nil, nil, true); err != nil {
+			t.Fatal(err)
+		}
+		after := b.status()
+		if rebuilt := after.Rebuilds > before.Rebuilds; rebuilt != (v.what[:7] != "nothing") || after.Drift-before.Drift != v.drifted {
+			t.Errorf("%s: %+v after %+v", v.what, after, before)
+		}
+		b.want("10.2.1.11", 131329)
+		b.want("10.9.9.9", 0)
+		b.checkPart()
+	}
+}
