@@ -26,17 +26,22 @@ const patience = 60 * time.Second
 var standIns = map[string]string{
 	"systemctl": `
 set -euo pipefail
+verb=$1
 for unit; do
-	case $unit in
-	etcd)
-		if [ -e /run/etcd.pid ]; then
-			kill "$(cat /run/etcd.pid)"
-			while readlink -q "/proc/$(cat /run/etcd.pid)/exe" >/dev/null; do sleep 0.1; done
-		fi
+	pid=/run/$unit.pid
+	if [[ $verb = *stop || $verb = *restart ]] && [ -e "$pid" ]; then
+		kill "$(cat "$pid")"
+		while readlink "/proc/$(cat "$pid")/exe" >/dev/null; do sleep 0.05; done
+		rm "$pid"
+	fi
+	case $verb:$unit in
+	stop:*) ;;
+	*:etcd)
 		(set -a; . /etc/default/etcd; exec setsid /usr/bin/etcd) </dev/null >/var/log/etcd.log 2>&1 &
-		echo $! >/run/etcd.pid ;;
-	weft-*)
+		echo $! >"$pid" ;;
+	*:weft-*)
 		setsid $(sed -n 's,^ExecStart=/usr/bin/,,p' "$UNITS/$unit.service") </dev/null >"/var/log/$unit.log" 2>&1 &
+		echo $! >"$pid"
 		noun=; [ "$unit" = weft-agent ] || noun=operator
 		for ((i = 0; i < 600; i++)); do # Type=notify
 			weft $noun status >/dev/null 2>&1 && exit_code=0 || exit_code=$?
@@ -47,6 +52,10 @@ for unit; do
 		exit 1 ;;
 	esac
 done
+`,
+	"editor": `
+set -eu
+[ -d "$(dirname "$1")" ]
 `,
 	"scp": `
 set -euo pipefail
@@ -79,6 +88,7 @@ ip link set lo up
 # What the package brings.
 grep -q ^weft: /etc/group || groupadd --system weft
 mkdir -p /etc/weft/clustermesh /run/weft /var/lib/weft /var/log
+cp /mnt/agent.yaml /etc/weft
 chgrp weft /etc/weft /etc/weft/clustermesh
 echo ready
 exec sleep infinity
@@ -111,6 +121,7 @@ func newWorld(t *testing.T, names ...string) *world {
 	testutil.MustWriteFile(t, apiserver, nil)
 	command(t, "mount", "--bind", testutil.KubeAPIServerPath(t), apiserver)
 	command(t, "cp", "-r", "../../deploy/systemd", filepath.Join(dir, "units"))
+	command(t, "cp", "../../deploy/packages/agent.yaml", dir)
 	w := &world{dir: dir, machines: make(map[string]*machine)}
 	env := []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8", "TERM=dumb", "SHELL=/bin/bash",

@@ -18,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/weftmesh/weft/internal/testutil"
 )
 
@@ -35,7 +33,7 @@ var (
 		`weft-lab exec \S+ weft-lab (serve|request .* --every))`)
 	// reads are commands that change nothing: they are asked again while what the page shows is still on its way.
 	reads = regexp.MustCompile(`^(weft-lab (--state-dir \S+ )?exec \S+ )?(` +
-		`(bin/)?weft (status|explain|ip|node|identity|service|endpoint (list|get)|clusters (list|get|rejected)|bpf|flows|top|verify( -|$)|metrics|` +
+		`(bin/)?weft (status|explain|ip|node|identity|service|endpoint (list|get)|clusters (list|get|rejected)|bpf|flows|top|verify( -|$)|metrics|page|` +
 		`kvstore (get|list|leases)|operator (status|gc --dry-run|export --dry-run)|troubleshoot|diagnose|config|version|bench|cleanup --dry-run)\b|` +
 		`weft-lab request|ip route show|curl|ls|bpftool (map|link) (dump|show)|ping)|^weft-lab (status|kubernetes \S+ get)`)
 )
@@ -43,13 +41,15 @@ var (
 // page is a document that is done on a machine of a story: on the one that a block names, else on this one, in this shell.
 type page struct {
 	file, on, shell string
+	before          string // what must be there before it begins, as a script
+	after           func(t *testing.T, w *world)
 	goingOn         []*goingOn
 	written         map[int][]string // what was printed instead of what the page shows, by the line of the command
 }
 
 // story does pages one after the other.
-func (w *world) story(t *testing.T, pages ...*page) {
-	for _, p := range pages {
+func (w *world) story(t *testing.T) {
+	for _, p := range stories[t.Name()] {
 		if !t.Run(p.file, func(t *testing.T) { w.tell(t, p) }) {
 			t.Fatalf("%s did not go to its end, and what comes after it needs that", p.file)
 		}
@@ -57,10 +57,12 @@ func (w *world) story(t *testing.T, pages ...*page) {
 }
 
 func (w *world) tell(t *testing.T, p *page) {
+	p.written = make(map[int][]string)
 	defer p.write(t)
 	for _, m := range w.machines {
 		m.must(t, "a new shell", "rm -f /tmp/.shell")
 	}
+	w.machines[p.on].must(t, "before "+p.file, p.before)
 	defer func() {
 		for _, g := range p.goingOn {
 			g.end(t)
@@ -86,6 +88,9 @@ func (w *world) tell(t *testing.T, p *page) {
 		case "yaml":
 			p.yaml(t, m, b)
 		}
+	}
+	if p.after != nil {
+		p.after(t, w)
 	}
 }
 
@@ -119,7 +124,7 @@ func (p *page) script(t *testing.T, m *machine, b testutil.Block) {
 // command runs one command, and compares what it prints with what the page shows.
 func (p *page) command(t *testing.T, m *machine, b testutil.Block, c testutil.Command) {
 	t.Helper()
-	if elsewhere[c.Bare()].why != "" {
+	if runElsewhere(p.file, c) {
 		return
 	}
 	where := fmt.Sprintf("%s:%d, on %s: %s", p.file, c.Line, m.name, c.Text)
@@ -128,6 +133,11 @@ func (p *page) command(t *testing.T, m *machine, b testutil.Block, c testutil.Co
 		return
 	}
 	script := p.inShell(enter + leave + c.Text)
+	defer func(begun time.Time) {
+		if took := time.Since(begun); took > 3*time.Second {
+			t.Logf("%s: %.1f s", where, took.Seconds())
+		}
+	}(time.Now())
 	shows := b.Language == "console" && len(c.Output) > 0
 	for until := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
 		printed, code := m.run(t, script)
@@ -158,19 +168,10 @@ func wellDone(code int, shows bool) error {
 	return fmt.Errorf("exit code %d", code)
 }
 
-// yaml reads a block that is a file, and puts it where its first line says.
+// yaml puts a block that is a file where its first line says.
 func (p *page) yaml(t *testing.T, m *machine, b testutil.Block) {
 	t.Helper()
 	text := strings.Join(b.Lines, "\n") + "\n"
-	for decoder := yaml.NewDecoder(strings.NewReader(text)); ; {
-		var document any
-		if err := decoder.Decode(&document); err != nil {
-			if err.Error() == "EOF" {
-				break
-			}
-			t.Fatalf("%s: %v", b, err)
-		}
-	}
 	if file := fileName.FindStringSubmatch(b.Lines[0]); file != nil {
 		m.must(t, b.String(), "mkdir -p $(dirname "+file[1]+") && cat >"+file[1]+" <<'END'\n"+text+"END")
 	}
@@ -203,6 +204,7 @@ func (p *page) write(t *testing.T) {
 // goingOn is a command that goes on until the page ends.
 type goingOn struct {
 	where   string
+	shown   []string
 	cmd     *exec.Cmd
 	printed *output
 	done    chan error
@@ -226,10 +228,10 @@ func (o *output) String() string {
 	return o.bytes.String()
 }
 
-// start begins a command, and returns when it has printed what the page shows, or anything where that shows nothing.
+// start begins a command, and returns when it has printed the first line that the page shows, or anything where that shows nothing.
 func start(t *testing.T, m *machine, where, script string, shown []string) *goingOn {
 	t.Helper()
-	g := &goingOn{where: where, cmd: m.script(context.Background(), script), printed: &output{}, done: make(chan error, 1)}
+	g := &goingOn{where: where, shown: shown, cmd: m.script(context.Background(), script), printed: &output{}, done: make(chan error, 1)}
 	g.cmd.Stdout, g.cmd.Stderr = g.printed, g.printed
 	g.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := g.cmd.Start(); err != nil {
@@ -243,8 +245,8 @@ func start(t *testing.T, m *machine, where, script string, shown []string) *goin
 			t.Fatalf("%s\nit has ended: %v\n%s", where, err, g.printed)
 		default:
 		}
-		if shown != nil {
-			return testutil.SameShape(append(slices.Clone(shown), "…"), g.printed.String())
+		if first := slices.IndexFunc(shown, func(line string) bool { return line != "…" }); first >= 0 {
+			return testutil.SameShape(append(slices.Clone(shown[:first+1]), "…"), g.printed.String())
 		}
 		if g.printed.String() == "" {
 			return fmt.Errorf("%s: nothing was printed", where)
@@ -254,9 +256,17 @@ func start(t *testing.T, m *machine, where, script string, shown []string) *goin
 	return g
 }
 
-// end interrupts the command, as a user would, and waits for its end.
+// end interrupts the command, as a user would, when it has printed all that the page shows, and waits for its end.
 func (g *goingOn) end(t *testing.T) {
 	t.Helper()
+	if len(g.shown) > 0 && !t.Failed() {
+		testutil.Eventually(t, patience, func() error {
+			if err := testutil.SameShape(append(slices.Clone(g.shown), "…"), g.printed.String()); err != nil {
+				return fmt.Errorf("%s: %w", g.where, err)
+			}
+			return nil
+		})
+	}
 	_ = syscall.Kill(-g.cmd.Process.Pid, syscall.SIGINT)
 	kill := time.AfterFunc(patience, func() { _ = syscall.Kill(-g.cmd.Process.Pid, syscall.SIGKILL) })
 	defer kill.Stop()
