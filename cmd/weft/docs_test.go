@@ -14,69 +14,22 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/weftmesh/weft/internal/testutil"
 )
 
-// documents are the pages that people write; the reference and the manual pages are made of the commands.
+// documents are the pages that people write, by file; the reference and the manual pages are made of the commands.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	pages := make(map[string]string)
-	for _, pattern := range []string{"../../*.md", "../../docs/*.md", "../../docs/design/*.md"} {
-		files, err := filepath.Glob(pattern)
-		if err != nil || len(files) == 0 {
-			t.Fatalf("%s: %d files, %v", pattern, len(files), err)
+	for _, file := range testutil.Documents(t, "../..") {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
 		}
-		for _, file := range files {
-			content, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			pages[file] = string(content)
-		}
+		pages[file] = string(content)
 	}
 	return pages
-}
-
-// docCommand is a command that a page shows in a fenced block.
-type docCommand struct {
-	page string
-	line int
-	text string
-}
-
-func (c docCommand) String() string { return fmt.Sprintf("%s:%d: %q", c.page, c.line, c.text) }
-
-// documentedCommands are the lines of fenced blocks that call program, without what the shell makes of them.
-func documentedCommands(t *testing.T, programs ...string) (commands []docCommand) {
-	t.Helper()
-	for page, content := range documents(t) {
-		fenced, language, prompts := false, "", false
-		lines := strings.Split(content, "\n")
-		for i := 0; i < len(lines); i++ {
-			line := lines[i]
-			if word, ok := strings.CutPrefix(strings.TrimSpace(line), "```"); ok {
-				// In a block with prompts, what has none is what was printed.
-				fenced, language, prompts = !fenced, word, i+1 < len(lines) && strings.HasPrefix(lines[i+1], "$ ")
-				continue
-			}
-			if !fenced || language != "" && language != "sh" && language != "console" || prompts && !strings.HasPrefix(line, "$ ") {
-				continue
-			}
-			first := i + 1
-			for strings.HasSuffix(line, "\\") && i+1 < len(lines) {
-				i++
-				line = strings.TrimSuffix(line, "\\") + " " + strings.TrimSpace(lines[i])
-			}
-			line, _, _ = strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "$ "), " #")
-			for _, mark := range []string{" | ", " >", " && ", " ; "} {
-				line, _, _ = strings.Cut(line, mark)
-			}
-			words := strings.Fields(line)
-			if len(words) > 0 && slices.Contains(programs, words[0]) {
-				commands = append(commands, docCommand{page, first, strings.TrimSpace(line)})
-			}
-		}
-	}
-	return commands
 }
 
 // shellWords parts a command line as a shell does, as far as quotes go.
@@ -105,68 +58,54 @@ func shellWords(line string) (words []string) {
 	return words
 }
 
-// notRun are the commands that the test below does not run, and why: their command lines are checked all the same.
-var notRun = map[string]string{
-	"agent":           "it runs until it is interrupted: agent_test.go",
-	"operator":        "it runs until it is interrupted, or needs an etcd: operator_test.go",
-	"bpf":             "it reads pins: agent_test.go",
-	"kvstore":         "it needs an etcd: kvstore_test.go",
-	"troubleshoot":    "it needs an etcd: troubleshoot_test.go",
-	"clusters add":    "it needs an etcd: clusters_write_test.go",
-	"clusters remove": "it removes a file: clusters_write_test.go",
-	"endpoint add":    "it changes the agent: endpoint_write_test.go",
-	"endpoint remove": "it changes the agent: endpoint_write_test.go",
-	"verify":          "it needs a kernel to compare: verify_test.go",
-	"cleanup":         "it needs a kernel to clean: agent_test.go",
-	"diagnose":        "it is about this machine: agent_test.go",
-	"gather":          "it writes a file: gather_test.go",
-	"log-level":       "it changes the agent: agent_test.go",
-	"completion":      "it needs no agent: TestExitCodes",
-	"bench":           "it measures this machine: bench_test.go",
-	"service watch":   "it runs until it is interrupted: list_test.go",
-}
+// inlineCommand is a command in the text of a page; those in blocks of their own are run by test/docs.
+var inlineCommand = regexp.MustCompile("`(?:bin/)?(weft [^`]+)`")
 
-// Every command of weft in the documents is one that the command line takes; those that only read are run against an agent,
-// and answer.
+// Every command of weft that a page names within a sentence is one that the command line takes, with its options. What stands for
+// something else is in capitals, or is … itself.
 func TestDocumentedCommands(t *testing.T) {
-	env := map[string]string{"WEFT_API_SOCKET": serveAgent(t, lab(true))}
-	ran := 0
-	for _, c := range documentedCommands(t, "weft", "bin/weft") {
-		words := shellWords(strings.TrimSuffix(c.text, "…"))[1:]
-		root, _ := newRoot(environment{})
-		cmd, args, err := root.Find(words)
-		if err == nil {
-			err = cmd.ParseFlags(args)
-		}
-		if err == nil {
-			err = cmd.ValidateArgs(cmd.Flags().Args())
-		}
-		if err != nil {
-			t.Errorf("%s: %v", c, err)
-			continue
-		}
-		if slices.Contains(words, "--api-socket") {
-			continue // it is about an agent that is not there
-		}
-		path := strings.TrimPrefix(cmd.CommandPath(), "weft ")
-		if notRun[path] != "" || notRun[strings.Fields(path)[0]] != "" || follows(args) {
-			continue
-		}
-		ran++
-		if code, stdout, stderr := weft(t, env, words...); code == exitUsage || code == exitUnreachable || code == exitNot && stdout == "" && !strings.Contains(stderr, "not found") {
-			t.Errorf("%s: exit code %d\n%s%s", c, code, stdout, stderr)
+	found := 0
+	for page, content := range documents(t) {
+		fenced := false
+		for line := range strings.Lines(content) {
+			if strings.HasPrefix(strings.TrimSpace(line), "```") {
+				fenced = !fenced
+			}
+			if fenced {
+				continue
+			}
+			for _, m := range inlineCommand.FindAllStringSubmatch(line, -1) {
+				found++
+				if err := takes(shellWords(m[1])[1:]); err != nil {
+					t.Errorf("%s: %s: %v", page, m[1], err)
+				}
+			}
 		}
 	}
-	if ran < 10 {
-		t.Errorf("only %d commands were run: where are the documents?", ran)
+	if found < 50 {
+		t.Errorf("the documents name %d commands: where are they?", found)
 	}
 }
 
-// follows: a command that goes on until it is interrupted, or that writes a file.
-func follows(args []string) bool {
-	return slices.ContainsFunc(args, func(a string) bool {
-		return slices.Contains([]string{"-f", "--follow", "-w", "--watch", "--wait", "--pcap"}, a)
-	})
+// takes: the command line has this command and its options. Values and arguments are placeholders as often as not.
+func takes(words []string) error {
+	root, _ := newRoot(environment{})
+	cmd, args, err := root.Find(slices.DeleteFunc(words, func(w string) bool { return w == "…" }))
+	if err != nil {
+		return err
+	}
+	for _, arg := range args {
+		name, isFlag := strings.CutPrefix(arg, "--")
+		name, _, _ = strings.Cut(name, "=")
+		name, _, _ = strings.Cut(name, "|")
+		if isFlag && cmd.Flags().Lookup(name) == nil && cmd.InheritedFlags().Lookup(name) == nil && name != "help" {
+			return fmt.Errorf("it has no option --%s", name)
+		}
+	}
+	if len(args) > 0 && cmd.HasSubCommands() && !cmd.Runnable() && !strings.HasPrefix(args[0], "-") {
+		return fmt.Errorf("it has no command %s", args[0])
+	}
+	return nil
 }
 
 // Every target of make in the documents is one.
@@ -175,33 +114,32 @@ func TestDocumentedTargets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	targets := regexp.MustCompile(`(?m)^([a-z-]+):`).FindAllStringSubmatch(string(makefile), -1)
-	known := func(name string) bool {
-		return slices.ContainsFunc(targets, func(m []string) bool { return m[1] == name })
+	known := make(map[string]bool)
+	for _, m := range regexp.MustCompile(`(?m)^([a-z-]+):`).FindAllStringSubmatch(string(makefile), -1) {
+		known[m[1]] = true
 	}
+	named := regexp.MustCompile(`^(?:WEFT_[A-Z]+=\S+ )?make ([a-z-]+)`)
+	inline := regexp.MustCompile("`(make [^`]+)`")
 	found := 0
-	for _, c := range documentedCommands(t, "make") {
-		for _, word := range strings.Fields(c.text)[1:] {
-			if strings.Contains(word, "=") || strings.HasPrefix(word, "-") {
-				continue
-			}
-			found++
-			if !known(word) {
-				t.Errorf("%s: the Makefile has no target %s", c, word)
+	check := func(page, command string) {
+		if m := named.FindStringSubmatch(command); m != nil {
+			if found++; !known[m[1]] {
+				t.Errorf("%s: %s: the Makefile has no target %s", page, command, m[1])
 			}
 		}
 	}
-	inline := regexp.MustCompile("`make ([a-z-]+)`")
 	for page, content := range documents(t) {
 		for _, m := range inline.FindAllStringSubmatch(content, -1) {
-			found++
-			if !known(m[1]) {
-				t.Errorf("%s: the Makefile has no target %s", page, m[1])
+			check(page, m[1])
+		}
+		for _, b := range testutil.Blocks(t, page) {
+			for _, c := range b.Commands() {
+				check(page, c.Text)
 			}
 		}
 	}
-	if found == 0 {
-		t.Error("the documents name no target")
+	if found < 20 {
+		t.Errorf("the documents name %d targets: where are they?", found)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/strvals"
 	"sigs.k8s.io/yaml"
 )
 
@@ -184,4 +186,65 @@ func rules(t *testing.T, objects string) map[string]string {
 		found[fmt.Sprint(object["kind"], " ", object["metadata"].(map[string]any)["name"])] = string(out)
 	}
 	return found
+}
+
+// What docs/kubernetes.md has its readers type fits the chart: the values of `helm install` are taken, the secrets that are made are those
+// that pods mount, with the files that they name, and what is looked at afterwards is there. No kubelet is part of the tests.
+func TestPage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := regexp.MustCompile(`\\\n\s*`).ReplaceAllString(string(page), "")
+	install := regexp.MustCompile(`helm install weft deploy/kubernetes/chart --namespace kube-system (.*)`).FindStringSubmatch(text)
+	if install == nil {
+		t.Fatal("the page does not install the chart")
+	}
+	values := make(map[string]any)
+	for _, set := range regexp.MustCompile(`--set (\S+)`).FindAllStringSubmatch(install[1], -1) {
+		if err := strvals.ParseInto(set[1], values); err != nil {
+			t.Fatal(err)
+		}
+	}
+	objects, err := render(t, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const files = "/etc/weft/kvstore/"
+	secrets := regexp.MustCompile(`kubectl -n kube-system create secret generic (\S+) (.*)`).FindAllStringSubmatch(text, -1)
+	if len(secrets) != 2 {
+		t.Fatalf("the page makes the secrets %q", secrets)
+	}
+	for _, secret := range secrets {
+		if !strings.Contains(objects, fmt.Sprintf("secretName: %q,", secret[1])) {
+			t.Errorf("no pod mounts the secret %s", secret[1])
+		}
+	}
+	if !strings.Contains(objects, "kvstore-config: "+files+"config\n") || !strings.Contains(secrets[0][2], "--from-file=config=") {
+		t.Errorf("the pods' options do not name %sconfig, which the page makes of %s", files, secrets[0][2])
+	}
+	var kinds []string
+	for _, object := range strings.Split("\n"+objects, "\n---\n") {
+		o := parse(t, object)
+		if metadata, ok := o["metadata"].(map[string]any); ok {
+			kinds = append(kinds, strings.ToLower(fmt.Sprint(o["kind"], "/", metadata["name"])))
+		}
+	}
+	looked := regexp.MustCompile(`daemonset/[\w-]+`).FindAllString(text, -1)
+	if len(looked) == 0 {
+		t.Error("the page looks at no daemonset")
+	}
+	for _, name := range looked {
+		if !slices.Contains(kinds, name) {
+			t.Errorf("the chart makes no %s, but %q", name, kinds)
+		}
+	}
+	dockerfile := regexp.MustCompile(`docker build -f (\S+) `).FindStringSubmatch(text)
+	if dockerfile == nil {
+		t.Fatal("the page builds no image")
+	}
+	content, err := os.ReadFile("../../" + dockerfile[1])
+	if err != nil || !regexp.MustCompile(`(?m)^COPY bin/weft /`).Match(content) {
+		t.Errorf("%s does not take what `make build` makes: %v", dockerfile[1], err)
+	}
 }
