@@ -256,13 +256,14 @@ type ServiceTable struct {
 	Pending       int    `json:"pending"`   // frontends that are not as they should be
 	Unclaimed     int    `json:"unclaimed"` // found in the kernel, and nobody's yet
 	Full          bool   `json:"full"`
-	Chosen        uint64 `json:"chosen"`    // flows that got a backend
-	Refused       uint64 `json:"refused"`   // flows for which there was none
-	Destroyed     uint64 `json:"destroyed"` // connected UDP sockets whose backend was gone
-	Written       uint64 `json:"written"`   // words of memory that programs read
-	Calls         uint64 `json:"calls"`     // to the kernel, for frontends
-	Rebuilds      uint64 `json:"rebuilds"`  // changes of several backends of a service at once, or by Maglev
-	Failures      uint64 `json:"failures"`  // changes that could not be made
+	Chosen        uint64 `json:"chosen"`     // flows that got a backend
+	Refused       uint64 `json:"refused"`    // flows for which there was none
+	Destroyed     uint64 `json:"destroyed"`  // connected UDP sockets whose backend was gone
+	Namespaces    int    `json:"namespaces"` // network namespaces in which those are looked for, the agent's own included
+	Written       uint64 `json:"written"`    // words of memory that programs read
+	Calls         uint64 `json:"calls"`      // to the kernel, for frontends
+	Rebuilds      uint64 `json:"rebuilds"`   // changes of several backends of a service at once, or by Maglev
+	Failures      uint64 `json:"failures"`   // changes that could not be made
 	// VerifiedAt is when all of it was last compared with what is wanted.
 	VerifiedAt time.Time `json:"verifiedAt,omitzero"`
 	// Translation is nil where packets that come from no local socket do not reach services.

@@ -80,6 +80,9 @@ type Config struct {
 	ServicesListed func() bool
 	// ServiceCgroup is the directory of the cgroup whose sockets reach services; "": see [DefaultCgroup].
 	ServiceCgroup string
+	// ServiceNetNSDir is a directory of names of network namespaces, such as /run/netns, in which connected UDP sockets end, too,
+	// when their backend goes; "": in the own one alone. To enter them takes CAP_SYS_ADMIN.
+	ServiceNetNSDir string
 	// ServiceAlgorithm is that of services that ask for none.
 	ServiceAlgorithm service.Algorithm
 	// ServiceTC: packets that come from no local socket reach services, too, at the devices of Pods and at ServiceTCDevices.

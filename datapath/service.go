@@ -58,6 +58,8 @@ type ServiceStatus struct {
 	LastError    string    `json:"lastError,omitempty"`
 	LastErrorAt  time.Time `json:"lastErrorAt,omitzero"`
 	DestroyError string    `json:"destroyError,omitempty"`
+	// Namespaces is in how many network namespaces they are looked for, our own included, as of the last time.
+	Namespaces int `json:"namespaces"`
 
 	// Translation is nil where packets that come from no local socket do not reach services.
 	Translation *TranslationStatus `json:"translation,omitempty"`
@@ -93,7 +95,7 @@ type services struct {
 	programs   []program
 	attacher   *serviceAttacher
 	grace      *gracePeriod
-	destroyer  *socketDestroyer
+	ender      *socketEnder
 	refusals   *ringbuf.Reader
 	reconciler *serviceReconciler
 }
@@ -137,7 +139,7 @@ func (d *Datapath) openServices(dir *pinDir) (_ *services, err error) {
 	if s.grace, err = newGracePeriod(); err != nil {
 		return nil, err
 	}
-	if s.destroyer, err = newSocketDestroyer(s.maps.mapSet[bpf.MapReverse]); err != nil {
+	if s.ender, err = newSocketEnder(s.maps.mapSet[bpf.MapReverse], d.cfg.ServiceNetNSDir); err != nil {
 		return nil, err
 	}
 	if s.refusals, err = ringbuf.NewReader(s.maps.mapSet[bpf.MapRefusals]); err != nil {
@@ -151,7 +153,7 @@ func (d *Datapath) openServices(dir *pinDir) (_ *services, err error) {
 	s.reconciler = &serviceReconciler{
 		source:   d.cfg.Services,
 		table:    newServiceTable(s.maps.serviceMemory, kernelFrontends{s.maps.mapSet[bpf.MapFrontends]}, s.grace.Wait),
-		attacher: s.attacher, listed: d.cfg.ServicesListed, destroy: s.destroyer.destroy, drifted: d.drifted,
+		attacher: s.attacher, listed: d.cfg.ServicesListed, abandoned: s.ender.add, drifted: d.drifted,
 		affinities: affinityMap{s.maps.mapSet[bpf.MapAffinity]}, algorithm: d.cfg.ServiceAlgorithm, log: d.cfg.Log,
 		requests: d.compareServices, pace: d.cfg.comparePace(),
 		began: time.Now(), failed: map[service.Frontend]error{},
@@ -178,7 +180,12 @@ func (s *services) start(ctx context.Context, tasks *sync.WaitGroup, d *Datapath
 	}
 	refusals := s.refusals // which stopReading takes away, perhaps before the goroutine has begun
 	tasks.Go(func() { d.flows.read(refusals) })
-	tasks.Go(func() { s.reconciler.run(ctx, sync.OnceFunc(d.achieved)) })
+	reconciling, ended := context.WithCancel(context.WithoutCancel(ctx))
+	tasks.Go(func() {
+		defer ended()
+		s.reconciler.run(ctx, sync.OnceFunc(d.achieved))
+	})
+	tasks.Go(func() { s.ender.run(reconciling, s.reconciler.ended) })
 }
 
 // stopReading ends the reading of refusals.
@@ -198,8 +205,8 @@ func (s *services) Close() {
 	if s.attacher != nil {
 		s.attacher.Close()
 	}
-	if s.destroyer != nil {
-		s.destroyer.Close()
+	if s.ender != nil {
+		s.ender.Close()
 	}
 	if s.grace != nil {
 		s.grace.Close()

@@ -25,7 +25,7 @@ type abandoned struct{ frontend, backend bpf.ServiceAddress }
 // TCP needs none of it: its connections end with their peers, or go on with those that only take no new ones.
 //
 // It sees the sockets of the network namespace in which it was opened, and needs CONFIG_INET_DIAG_DESTROY. It is for one
-// goroutine.
+// goroutine, on any thread.
 type socketDestroyer struct {
 	reverse *ebpf.Map
 	handle  *netlink.Handle
@@ -93,6 +93,9 @@ func (d *socketDestroyer) Close() {
 
 // destroy ends the sockets that were given one of the backends by its frontend, and returns how many.
 func (d *socketDestroyer) destroy(gone []abandoned) (n int, err error) {
+	if len(gone) == 0 {
+		return 0, nil
+	}
 	by := make(map[netip.AddrPort][]abandoned, len(gone))
 	for _, a := range gone {
 		at := a.backend.AddrPort()

@@ -46,7 +46,7 @@ type serviceReconciler struct {
 	drifted    func(kind string, n int) // is told of what somebody else changed, frontends aside
 	listed     func() bool
 	affinities affinityMap
-	destroy    func([]abandoned) (int, error) // sockets that are connected to backends that are gone
+	abandoned  func([]abandoned) // is told of backends that are gone, to which sockets may be connected
 	algorithm  service.Algorithm
 	log        *slog.Logger
 	requests   <-chan comparison
@@ -195,15 +195,19 @@ func (r *serviceReconciler) pass(ctx context.Context, now time.Time) {
 		r.nextRetry = now.Add(r.backoff)
 	}
 	if gone := r.table.takeAbandoned(); len(gone) > 0 {
-		n, err := r.destroy(gone)
-		r.note(func(s *ServiceStatus) {
-			s.Destroyed += uint64(n)
-			s.DestroyError = ""
-			if err != nil {
-				s.DestroyError = err.Error()
-			}
-		})
+		r.abandoned(gone)
 	}
+}
+
+// ended takes note of what came of looking for sockets whose backends are gone. It is safe for concurrent use.
+func (r *serviceReconciler) ended(e endedSockets) {
+	r.note(func(s *ServiceStatus) {
+		s.Destroyed += uint64(e.sockets)
+		s.Namespaces, s.DestroyError = e.namespaces, ""
+		if e.err != nil {
+			s.DestroyError = oneLine(e.err)
+		}
+	})
 }
 
 // settings are those of a selection.

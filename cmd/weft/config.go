@@ -92,6 +92,7 @@ type agentOptions struct {
 	flowSample           uint32
 	serviceLB            bool
 	serviceCgroup        string
+	serviceNetNSDir      string
 	serviceTC            bool
 	serviceTCDevices     []string
 	serviceAlgorithm     string
@@ -158,6 +159,8 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 		"give sockets that ask for a service one of its backends, in whatever cluster it is")
 	flags.StringVar(&o.serviceCgroup, "service-cgroup", "",
 		"`directory` of the cgroup whose sockets reach services (default: the root of the unified hierarchy)")
+	flags.StringVar(&o.serviceNetNSDir, "service-netns-dir", "",
+		"`directory` with the network namespaces of pods, such as /run/netns, whose connected UDP sockets end, too, when their backend goes; needs CAP_SYS_ADMIN (default: those of the agent's own namespace only)")
 	flags.BoolVar(&o.serviceTC, "service-tc", false,
 		"let packets of pods reach services, too, that come from no socket of the cgroup, by programs at the pods' devices")
 	flags.StringSliceVar(&o.serviceTCDevices, "service-tc-devices", nil,
@@ -317,6 +320,10 @@ func (c *agentConfig) check() (err error) {
 		return errors.New("--service-cgroup: it is used with --service-lb alone: give that, too")
 	case c.serviceCgroup != "" && !filepath.IsAbs(c.serviceCgroup):
 		return fmt.Errorf("--service-cgroup %q: want an absolute path", c.serviceCgroup)
+	case c.serviceNetNSDir != "" && !c.serviceLB:
+		return errors.New("--service-netns-dir: it is used with --service-lb alone: give that, too")
+	case c.serviceNetNSDir != "" && !filepath.IsAbs(c.serviceNetNSDir):
+		return fmt.Errorf("--service-netns-dir %q: want an absolute path", c.serviceNetNSDir)
 	case c.serviceTC && !c.serviceLB:
 		return errors.New("--service-tc: it is used with --service-lb alone: give that, too")
 	case len(c.serviceTCDevices) > 0 && !c.serviceTC:

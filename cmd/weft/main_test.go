@@ -289,7 +289,7 @@ func labStatus(healthy bool) api.Status {
 			Overlay: &api.Overlay{Device: "weft_vxlan", Port: 8473, MTU: 1450},
 			Services: &api.ServiceTable{
 				Cgroup: "/sys/fs/cgroup", Frontends: 3, MaxFrontends: 65535, Backends: 9, MaxBackends: 524287, Slots: 16, MaxSlots: 2097152,
-				Affinities: 2, MaxAffinities: 65536, Pending: 1, Chosen: 1412, Refused: 1, Destroyed: 4, Written: 30, Calls: 3, Rebuilds: 2, Failures: 1,
+				Affinities: 2, MaxAffinities: 65536, Pending: 1, Chosen: 1412, Refused: 1, Destroyed: 4, Namespaces: 1, Written: 30, Calls: 3, Rebuilds: 2, Failures: 1,
 			},
 		},
 		Tasks: []api.Task{{Name: "kvstore writer", Ready: true}, {Name: "mesh"}},

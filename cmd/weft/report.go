@@ -214,7 +214,7 @@ func (a *agent) datapathStatus() api.Datapath {
 	if t := d.Services; t != nil {
 		shown.Services = &api.ServiceTable{
 			Cgroup: t.Cgroup, Frontends: t.Frontends, MaxFrontends: t.MaxFrontends, Backends: t.Backends, MaxBackends: t.MaxBackends,
-			Pending: t.Pending, Unclaimed: t.Unclaimed, Full: t.Full, Chosen: t.Chosen, Refused: t.Refused, Destroyed: t.Destroyed,
+			Pending: t.Pending, Unclaimed: t.Unclaimed, Full: t.Full, Chosen: t.Chosen, Refused: t.Refused, Destroyed: t.Destroyed, Namespaces: t.Namespaces,
 			Slots: t.Slots, MaxSlots: t.MaxSlots, Affinities: t.Affinities, MaxAffinities: t.MaxAffinities,
 			Written: t.Written, Calls: t.Calls, Rebuilds: t.Rebuilds, Failures: t.Failures, VerifiedAt: t.VerifiedAt,
 			Translation: makeTranslation(t.Translation),
