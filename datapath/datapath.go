@@ -210,6 +210,8 @@ type Datapath struct {
 	fast       *fastPath          // nil before Run
 	services   *serviceReconciler // nil before Run, and without services
 	translate  *translation       // nil but in Run, and without ServiceTC
+
+	carriedNodes node.Revision // of which the routes are there, or the status says why not
 }
 
 // New checks cfg. It touches nothing; Run does.

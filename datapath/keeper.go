@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/weftmesh/weft/bpf"
+	"github.com/weftmesh/weft/node"
 )
 
 const (
@@ -220,7 +221,7 @@ func (k *keeper) check(watchErr error) (time.Duration, error) {
 
 	// Asked before the nodes are read, so that what is complete is in what is read.
 	prune := cfg.routeless() || cfg.Listed(0)
-	claims := k.claims()
+	claims, revision := k.claims()
 	wantsPrefix := map[netip.Prefix]bool{}
 	for _, c := range claims {
 		wantsPrefix[c.Prefix] = true
@@ -238,6 +239,9 @@ func (k *keeper) check(watchErr error) (time.Duration, error) {
 		k.swept = k.swept || err == nil
 	}
 	next, err := k.publish(devices, states, waiting, errors.Join(errs...))
+	if routesErr == nil {
+		k.datapath.note(func(*Status) { k.datapath.carriedNodes = revision })
+	}
 	if lost {
 		next = min(next, troubleInterval)
 	}
@@ -266,13 +270,13 @@ func (k *keeper) settings() (have bpf.Config, err error) {
 	return have, err
 }
 
-// claims are the wishes for routes; none without native routing.
-func (k *keeper) claims() []routeClaim {
+// claims are the wishes for routes, none where no routes are ours to set, and of which revision of the nodes.
+func (k *keeper) claims() ([]routeClaim, node.Revision) {
+	nodes, revision := k.datapath.cfg.Nodes.Snapshot()
 	if k.datapath.cfg.routeless() {
-		return nil
+		return nil, revision
 	}
-	nodes, _ := k.datapath.cfg.Nodes.Snapshot()
-	return planRoutes(nodes, k.datapath.local())
+	return planRoutes(nodes, k.datapath.local()), revision
 }
 
 // routes reads the kernel's, unless nothing depends on them.

@@ -69,8 +69,9 @@ type reconciler struct {
 
 	propagation propagation
 
-	mu    sync.Mutex
-	state MapStatus
+	mu          sync.Mutex
+	state       MapStatus
+	carriedUpTo ipcache.Revision // of the table, which the map has, or refused
 }
 
 func newReconciler(cfg *Config, kernel prefixMap) *reconciler {
@@ -111,6 +112,7 @@ func (r *reconciler) run(ctx context.Context, done func()) {
 			r.note(func(s *MapStatus) { s.LastError, s.LastErrorAt = err.Error(), time.Now() })
 			r.log.Warn("reconcile ipcache, will try again", "err", err)
 		default:
+			r.note(func(*MapStatus) { r.carriedUpTo = r.since })
 			done()
 		}
 		wait.Reset(r.idle(time.Now()))
@@ -438,6 +440,13 @@ func (r *reconciler) publish() {
 			s.LastError, s.LastErrorAt = "", time.Time{}
 		}
 	})
+}
+
+// carriedTo is safe for concurrent use.
+func (r *reconciler) carriedTo() ipcache.Revision {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.carriedUpTo
 }
 
 // status is safe for concurrent use.

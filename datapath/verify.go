@@ -282,7 +282,7 @@ func (k *keeper) compare() (Report, error) {
 	}
 	k.compareOverlay(&report)
 	prune := k.datapath.cfg.routeless() || k.datapath.cfg.Listed(0)
-	claims := k.claims()
+	claims, _ := k.claims()
 	wanted, keep := k.resolve(claims)
 	routes, defaults, err := k.host.routes(func(p netip.Prefix) bool { _, ok := wanted[p]; return ok })
 	if err != nil {

@@ -193,6 +193,16 @@ func (t *Table) after(since Revision) slotRef {
 	return r
 }
 
+// Latest is the place of a reader that has been given everything.
+func (t *Table) Latest() Revision {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return Revision{at: t.rev}
+}
+
+// Reaches reports whether a reader at r has been given all that one at other has.
+func (r Revision) Reaches(other Revision) bool { return r.at >= other.at }
+
 // Changed returns a channel that is closed at the next change. Take it before the [Table.Changes] that it guards.
 func (t *Table) Changed() <-chan struct{} {
 	t.mu.RLock()

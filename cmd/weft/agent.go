@@ -75,6 +75,7 @@ type agent struct {
 	endpoints *endpoint.Registry
 	mesh      *mesh.Mesh
 	datapath  *datapath.Datapath
+	carried   carried
 	flows     *api.FlowLog
 	tasks     []task // in the order in which data flows
 }
@@ -259,6 +260,7 @@ func (a *agent) addDatapath() (err error) {
 		}
 	}
 	if a.datapath, err = datapath.New(cfg); err == nil {
+		a.carried.kernel = a.datapath
 		a.tasks = append(a.tasks, a.datapath)
 	}
 	return err

@@ -28,15 +28,21 @@ func (a *agent) status() api.Status {
 		Clusters:  []api.Cluster{},
 		Endpoints: a.endpointStatus(),
 		Allocator: a.allocatorStatus(),
-		Datapath:  a.datapathStatus(),
 		Config:    []api.ConfigError{},
 		Tasks:     tasksOf(a.tasks),
 	}
 	s.Tables = api.Tables{IPs: a.ips.Len(), Identities: a.identities.Len(), Services: a.services.Len(), Conflicts: a.ips.Conflicted()}
 	nodes, _ := a.nodes.Snapshot()
 	s.Tables.Nodes = len(nodes)
-	for _, r := range a.mesh.Status() {
-		s.Clusters = append(s.Clusters, makeCluster(&r))
+	clusters := a.mesh.Status()
+	underway := a.carried.look(clusters)
+	s.Datapath = a.datapathStatus() // after the clusters, so that it has what they have
+	for _, r := range clusters {
+		c := makeCluster(&r)
+		if underway[r.Name] {
+			c.Ready, c.State = false, string(mesh.Syncing)
+		}
+		s.Clusters = append(s.Clusters, c)
 	}
 	if limits := a.mesh.Limits(); limits.Error != "" {
 		s.Config = append(s.Config, api.ConfigError{File: limits.Path, Message: limits.Error})
