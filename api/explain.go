@@ -22,6 +22,8 @@ type Explanation struct {
 	Waiting []Claim `json:"waiting,omitempty"`
 	// Refused are the last announcements for it, and for prefixes around it, that were not accepted, newest first.
 	Refused []Refused `json:"refused,omitempty"`
+	// Services are those whose frontends have the address: who connects to it gets a backend's in its place.
+	Services []ExplainedService `json:"services,omitempty"`
 	// Node is the machine behind which the address is, or which it belongs to; nil if that is not known.
 	Node *ExplainedNode `json:"node,omitempty"`
 	// Cluster is the state of the cluster that makes the winning claim; nil if there is none, or it is not followed.
@@ -52,6 +54,13 @@ type Claim struct {
 	Exactly bool      `json:"exactly,omitempty"`
 }
 
+// ExplainedService is a frontend with the service that it is of, without its backends.
+type ExplainedService struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	ServiceFrontend
+}
+
 // ExplainedNode is a node in few words.
 type ExplainedNode struct {
 	Name      string `json:"name"`
@@ -68,6 +77,9 @@ type Kernel struct {
 	Error string       `json:"error,omitempty"` // why the map cannot be read
 	// Equal: the map says what the agent wants it to. False without an agent.
 	Equal bool `json:"equal"`
+	// Kept: the entry is from before the agent's start, and its cluster has not been heard completely since. Until it is, the entry
+	// stays as it is.
+	Kept bool `json:"kept,omitempty"`
 	// Wanted is what the map should say, if it does not; "nothing" if there should be no entry.
 	Wanted     string       `json:"wanted,omitempty"`
 	Route      *KernelRoute `json:"route,omitempty"`

@@ -72,11 +72,11 @@ func (s *OperatorStatus) Assess() {
 	s.Problems = []string{}
 	add := func(format string, args ...any) { s.Problems = append(s.Problems, fmt.Sprintf(format, args...)) }
 	if s.KVStore != nil && !s.KVStore.Connected {
-		add("etcd: not connected: %s", orElse(s.KVStore.LastError, "no connection yet"))
+		add("etcd: not connected: %s: see `weft troubleshoot kvstore --kvstore-config FILE`", orElse(s.KVStore.LastError, "no connection yet"))
 	}
 	switch {
 	case s.Leader == "":
-		add("no replica leads: %s", orElse(s.LastError, "none has begun a term yet"))
+		add("no replica leads: %s: see whether an operator of the cluster runs, and reaches its etcd", orElse(s.LastError, "none has begun a term yet"))
 	case s.LastError != "" && !s.IsLeader:
 		add("this replica cannot lead: %s", s.LastError)
 	}

@@ -400,7 +400,7 @@ func (s *Status) Assess() {
 			add("cluster %s is %s%s", c.Name, c.State, because(c.LastError)+because(c.Advice()))
 		}
 		if name, of := c.Quotas.Exceeded(); name != "" {
-			add("cluster %s: quota %s: %d of %d: what goes beyond is refused", c.Name, name, of.Used, of.Limit)
+			add("cluster %s: quota %s: %d of %d: what goes beyond is refused: raise it in --mesh-limits if it should have more", c.Name, name, of.Used, of.Limit)
 		}
 	}
 	for _, e := range s.Endpoints.Errors {
@@ -429,7 +429,7 @@ func (s *Status) Unready() []string {
 func (s *Status) assessKVStore(add func(string, ...any)) {
 	k := s.KVStore
 	if !k.Ready || (k.Pending > 0 && !k.Connected) {
-		add("kvstore: %d changes are not published yet%s", k.Pending, because(k.LastError))
+		add("kvstore: %d changes are not published yet%s: see `weft troubleshoot kvstore`", k.Pending, because(k.LastError))
 	}
 	for _, key := range slices.Sorted(maps.Keys(k.KeyErrors)) {
 		add("kvstore: key %s: %s", key, k.KeyErrors[key])
@@ -437,6 +437,9 @@ func (s *Status) assessKVStore(add func(string, ...any)) {
 }
 
 func (s *Status) assessDatapath(add func(string, ...any)) {
+	unattached := func(device string, p *DeviceProgram) {
+		add("datapath: %s: %s is not attached%s: it is tried again at once; `weft diagnose` names what is in its way", device, p.Name, because(p.Error))
+	}
 	d := &s.Datapath
 	if !d.Ready {
 		add("datapath: the kernel has not been brought in line yet")
@@ -456,14 +459,14 @@ func (s *Status) assessDatapath(add func(string, ...any)) {
 		}
 		for _, p := range device.Programs {
 			if !p.Attached {
-				add("datapath: device %s: %s is not attached%s", device.Name, p.Name, because(p.Error))
+				unattached("device "+device.Name, &p)
 			}
 		}
 	}
 	for _, device := range d.Pods.Devices {
 		for _, p := range device.Programs {
 			if !p.Attached {
-				add("datapath: pod device %s: %s is not attached%s", device.Name, p.Name, because(p.Error))
+				unattached("pod device "+device.Name, &p)
 			}
 		}
 	}
@@ -474,7 +477,7 @@ func (s *Status) assessDatapath(add func(string, ...any)) {
 			}
 			for _, p := range device.Programs {
 				if !p.Attached {
-					add("datapath: device %s: %s is not attached%s", device.Name, p.Name, because(p.Error))
+					unattached("device "+device.Name, &p)
 				}
 			}
 		}

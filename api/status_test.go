@@ -34,16 +34,16 @@ func TestAssess(t *testing.T) {
 				{Name: "held-back", Ready: true, Quotas: Quotas{HeldBack: 3}},
 			}
 		}, []string{
-			"cluster refused: quota max-entries: 250 of 250: what goes beyond is refused",
-			"cluster lowered: quota max-entries: 250 of 100: what goes beyond is refused",
-			"cluster bytes: quota max-bytes: 900 of 1000: what goes beyond is refused",
-			"cluster bytes-lowered: quota max-bytes: 900 of 800: what goes beyond is refused",
+			"cluster refused: quota max-entries: 250 of 250: what goes beyond is refused: raise it in --mesh-limits if it should have more",
+			"cluster lowered: quota max-entries: 250 of 100: what goes beyond is refused: raise it in --mesh-limits if it should have more",
+			"cluster bytes: quota max-bytes: 900 of 1000: what goes beyond is refused: raise it in --mesh-limits if it should have more",
+			"cluster bytes-lowered: quota max-bytes: 900 of 800: what goes beyond is refused: raise it in --mesh-limits if it should have more",
 		}},
 		"config":    {func(s *Status) { s.Config = []ConfigError{{File: "w_est", Message: "bad name"}} }, []string{"configuration: w_est: bad name"}},
 		"endpoints": {func(s *Status) { s.Endpoints.Errors = []ConfigError{{"a.yaml", 3, "bad ip"}} }, []string{"endpoints: a.yaml:3: bad ip"}},
 		"kvstore": {func(s *Status) {
 			s.KVStore = &KVStore{Ready: true, Keys: 4, Pending: 2, LastError: "timeout", KeyErrors: map[string]string{"k": "exists"}}
-		}, []string{"kvstore: 2 changes are not published yet: timeout", "kvstore: key k: exists"}},
+		}, []string{"kvstore: 2 changes are not published yet: timeout: see `weft troubleshoot kvstore`", "kvstore: key k: exists"}},
 		"old errors of others are past": {func(s *Status) {
 			s.KVStore = &KVStore{Ready: true, Connected: true, Pending: 1, LastError: "timeout"}
 			s.Clusters = []Cluster{{Name: "west", Ready: true, LastError: "timeout"}}
@@ -54,7 +54,7 @@ func TestAssess(t *testing.T) {
 		"device": {func(s *Status) {
 			s.Datapath.Devices[0].Programs = []DeviceProgram{{Name: "weft_to_netdev", Error: "gone"}}
 		},
-			[]string{"datapath: device eth0: weft_to_netdev is not attached: gone"}},
+			[]string{"datapath: device eth0: weft_to_netdev is not attached: gone: it is tried again at once; `weft diagnose` names what is in its way"}},
 		"not ready": {func(s *Status) { s.Datapath.Ready, s.Datapath.Errors = false, []string{"route: denied"} },
 			[]string{"datapath: the kernel has not been brought in line yet", "datapath: route: denied"}},
 	} {

@@ -28,6 +28,7 @@ function claims(title, all) {
 function kernelText(k) {
   if (k.error) return k.error;
   const entry = k.entry ? `identity ${k.entry.identity}, tunnel endpoint ${k.entry.tunnelEndpoint || "none"}` : "no entry";
+  if (k.kept) return `✓ ${entry}, kept from before the agent's start`;
   return k.equal ? `✓ ${entry}` : `✗ ${entry}; it should be: ${k.wanted}`;
 }
 
@@ -47,12 +48,14 @@ export async function showAnswer(section, address) {
         ["identity", e.identity.id],
         ["why", e.why],
         ["labels", (e.identity.labels ?? []).join(", ") || (e.labelsKnown ? "none" : "not known yet")],
+        ["services", (e.services ?? []).map((s) => `${s.namespace}/${s.name} ${s.port}/${s.protocol}: ${s.holder ? `not in force, as ${s.holder} has it` : `${s.used} used: ${s.why}`}`).join("; ")],
         ["node", e.node && `${e.node.name} in ${e.node.cluster}${e.node.via ? `, via ${e.node.via}` : ""}`],
         ["cluster", e.cluster && `${e.cluster.name}: ${e.cluster.state} for ${ago(e.cluster.since)}`],
         ["kernel", kernelText(e.kernel)],
         ["route", routeText(e.kernel.route) || e.kernel.routeError],
       ]),
       ...claims("Claims", e.claims), ...claims("Waiting for their node", e.waiting),
+      ...(e.advice ?? []).map((text) => element("p", "failed", `next: ${text}`)),
       ...(e.refused ?? []).map((r) => element("p", "failed", `refused: ${r.cluster} ${r.kind} ${r.key}: ${r.reason}, ${ago(r.at)} ago`)),
     ];
   } catch (e) {

@@ -208,8 +208,8 @@ func statusTexts(t *testing.T, file string) (texts []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A cause is appended where there is one: because(…).
-		text = regexp.MustCompile(`([^ ])%s$`).ReplaceAllString(text, "$1")
+		// A cause is appended where there is one: because(…). What stands in a table as code has no quotes.
+		text = strings.ReplaceAll(regexp.MustCompile(`([a-z])%s(:|$)`).ReplaceAllString(text, "$1$2"), "`", "")
 		texts = append(texts, regexp.MustCompile(`%[a-z]`).ReplaceAllString(text, "…"))
 		return true
 	})

@@ -74,6 +74,11 @@ func printExplanation(env environment, out *output, e *api.Explanation) error {
 	}
 	t.rows("Labels:", labels)
 	t.row("Why:", e.Why)
+	var services []string
+	for i := range e.Services {
+		services = append(services, explainedService(&e.Services[i]))
+	}
+	t.rows("Service:", services)
 	t.row("Node:", explainedNode(e.Node))
 	t.row("Cluster:", explainedCluster(env.now(), e.Cluster))
 	t.rows("Kernel:", explainedEntry(&e.Kernel))
@@ -113,6 +118,14 @@ func refusedLines(now time.Time, all []api.Refused) []string {
 	return lines
 }
 
+func explainedService(s *api.ExplainedService) string {
+	text := fmt.Sprintf("%s/%s, port %d/%s: ", s.Namespace, s.Name, s.Port, s.Protocol)
+	if s.Holder != "" {
+		return text + "not in force, as " + s.Holder + " has it"
+	}
+	return text + fmt.Sprintf("%s used: %s", count(s.Used, "backend"), s.Why)
+}
+
 func explainedNode(n *api.ExplainedNode) string {
 	if n == nil {
 		return "-"
@@ -150,6 +163,9 @@ func explainedEntry(k *api.Kernel) []string {
 		text = shown.value()
 	}
 	lines := []string{text + " in " + k.Pin}
+	if k.Kept {
+		lines = append(lines, "kept from before the agent's start, until its cluster has been heard")
+	}
 	if k.Wanted != "" {
 		lines = append(lines, "differs from what it should be: "+k.Wanted)
 	}

@@ -15,6 +15,9 @@ const adviceDiagnose = "the map cannot be read: `weft diagnose` tells what is in
 func advice(e *api.Explanation, s *api.Status) []string {
 	var lines []string
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	if len(e.Services) > 0 {
+		adviceOfServices(e.Services, s, add)
+	}
 	adviceOfClaims(e, s, add)
 	adviceOfKernel(&e.Kernel, s, add)
 	if len(e.Claims) > 0 && e.Claims[0].Source != sourceLocal {
@@ -26,6 +29,35 @@ func advice(e *api.Explanation, s *api.Status) []string {
 // sourceLocal is the source of what this node says itself.
 const sourceLocal = "local"
 
+// adviceOfServices is about an address of services.
+func adviceOfServices(services []api.ExplainedService, s *api.Status, add func(string, ...any)) {
+	if s.Datapath.Services == nil {
+		add("sockets of this node are given no backends: start the agent with --service-lb, or leave it to who else does that here")
+	}
+	told := make(map[string]bool)
+	once := func(format string, args ...any) {
+		if text := fmt.Sprintf(format, args...); !told[text] {
+			told[text] = true
+			add("%s", text)
+		}
+	}
+	for i := range services {
+		f := &services[i]
+		name := f.Namespace + "/" + f.Name
+		switch {
+		case f.Holder != "":
+			once("service %s does not get %s, as %s has it: give one of the two another address or port", name, frontendText(&f.ServiceFrontend), f.Holder)
+		case f.Used == 0:
+			once("service %s has no backend, and refuses connections: `weft service get %s` shows what each cluster offers", name, name)
+		}
+	}
+	for i := range s.Clusters {
+		if c := &s.Clusters[i]; c.ServicesLost {
+			once("cluster %s is away, and its backends are used only where there are no others: see `weft troubleshoot kvstore %s`", c.Name, c.Name)
+		}
+	}
+}
+
 // adviceOfClaims is about what the clusters say.
 func adviceOfClaims(e *api.Explanation, s *api.Status, add func(string, ...any)) {
 	if c := e.Cluster; c != nil && !c.Ready {
@@ -33,7 +65,7 @@ func adviceOfClaims(e *api.Explanation, s *api.Status, add func(string, ...any))
 	}
 	for i := range s.Clusters {
 		// Whose the address is, an absent cluster may know.
-		if c := &s.Clusters[i]; len(e.Claims) == 0 && !c.Ready && c.State != api.StateDraining {
+		if c := &s.Clusters[i]; len(e.Claims) == 0 && len(e.Services) == 0 && !c.Ready && c.State != api.StateDraining {
 			add("it may be of cluster %s, which is %s%s%s", c.Name, c.State, orNothing(": ", c.LastError), orNothing(": ", c.Advice()))
 		}
 	}

@@ -58,7 +58,11 @@ func (x *explainer) explain(addr netip.Addr) api.Explanation {
 		e.Waiting = append(e.Waiting, x.claim(&c))
 	}
 	e.Refused = refused(addr, x.all)
+	e.Services = x.frontends(addr)
 	e.Why = why(prefixes)
+	if len(prefixes) == 0 && len(e.Services) > 0 {
+		e.Why = "it is an address of a service: who connects to it gets a backend's in its place"
+	}
 	id := identity.WorldOf(addr, x.dualStack())
 	var winner *ipcache.Claim
 	if len(prefixes) > 0 {
@@ -71,14 +75,30 @@ func (x *explainer) explain(addr netip.Addr) api.Explanation {
 			e.Cluster = &cluster
 		}
 	}
-	labels, known := x.identities.Labels(id)
-	e.Identity, e.LabelsKnown = x.makeIdentity(id, labels, x.names), known
 	found := datapath.Explain(x.cfg.bpffs, addr)
 	e.Kernel = makeKernel(x.cfg.bpffs, &found)
 	x.compare(&e.Kernel, &found, winner)
+	if e.Kernel.Kept && winner == nil {
+		id = found.Entry.Identity
+		e.Why = "nobody has claimed it since the agent started, but its cluster has not been heard yet: packets are identified as they were before"
+	}
+	labels, known := x.identities.Labels(id)
+	e.Identity, e.LabelsKnown = x.makeIdentity(id, labels, x.names), known
 	s := x.status()
 	e.Advice = advice(&e, &s)
 	return e
+}
+
+// frontends are those of services that have the address.
+func (x *explainer) frontends(addr netip.Addr) (found []api.ExplainedService) {
+	for v := range x.services.All() {
+		for i := range v.Fronts {
+			if f := &v.Fronts[i]; f.Addr == addr {
+				found = append(found, api.ExplainedService{Namespace: v.Namespace, Name: v.Name.Name, ServiceFrontend: x.makeFrontend(f, false)})
+			}
+		}
+	}
+	return found
 }
 
 // refused finds the last refusals of announcements for an address, or for prefixes around it, each key once. They are those
@@ -201,6 +221,8 @@ func hasAddress(n *node.Node, addr netip.Addr) bool {
 func (x *explainer) compare(k *api.Kernel, found *datapath.Explanation, winner *ipcache.Claim) {
 	switch {
 	case found.EntryErr != nil:
+	case x.keeps(found, winner):
+		k.Equal, k.Kept = true, true
 	case winner == nil:
 		if k.Equal = !found.Found; !k.Equal {
 			k.Wanted = "nothing"
@@ -211,6 +233,14 @@ func (x *explainer) compare(k *api.Kernel, found *datapath.Explanation, winner *
 			k.Wanted = want.String()
 		}
 	}
+}
+
+// keeps reports whether what the kernel has is from before the agent's start, and stays until its cluster has been heard completely.
+func (x *explainer) keeps(found *datapath.Explanation, winner *ipcache.Claim) bool {
+	if !found.Found || winner != nil && found.Entry.Says(x.datapath.Wanted(winner.Prefix, winner.Entry)) {
+		return false
+	}
+	return !x.listed(x.cfg.layout.Cluster(found.Entry.Identity))
 }
 
 // why tells which claim is in force, and what it has before the others.

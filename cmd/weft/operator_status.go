@@ -80,7 +80,7 @@ func operatorStatusCommand(env environment, socket *string) *cobra.Command {
 func showOperator(t *table, s *api.OperatorStatus) {
 	verdict := "ok"
 	if !s.Healthy {
-		verdict = fmt.Sprintf("%d problems", len(s.Problems))
+		verdict = count(len(s.Problems), "problem")
 	}
 	t.row("Operator:", verdict+", "+s.Name)
 	t.rows("Problems:", s.Problems)
@@ -99,7 +99,7 @@ func showOperator(t *table, s *api.OperatorStatus) {
 		t.row("Leader:", orDash(s.Leader))
 	}
 	for _, source := range s.Sources {
-		t.row("Source "+source.Name+":", fmt.Sprintf("%s, %d objects", readiness(source.Ready), source.Objects))
+		t.row("Source "+source.Name+":", readiness(source.Ready)+", "+count(source.Objects, "object"))
 	}
 	for i := range s.Duties {
 		t.row("Duty "+s.Duties[i].Name+":", dutyText(&s.Duties[i]))
@@ -119,12 +119,12 @@ func dutyText(d *api.OperatorDuty) string {
 	}
 	text := readiness(d.Ready)
 	if d.Keys > 0 {
-		text += ", " + strconv.Itoa(d.Keys) + " keys"
+		text += ", " + count(d.Keys, "key")
 	}
 	if d.Pending > 0 {
 		text += ", " + strconv.Itoa(d.Pending) + " not written yet"
 	}
-	text += fmt.Sprintf(", %d runs, %d errors", d.Runs, d.Errors)
+	text += ", " + count(int(d.Runs), "run") + ", " + count(int(d.Errors), "error")
 	if d.Deleted > 0 {
 		text += fmt.Sprintf(", %d deleted", d.Deleted)
 	}

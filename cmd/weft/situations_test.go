@@ -351,6 +351,9 @@ var situations = []situation{
 	}, []question{
 		{"explain 10.3.1.10", 0, "packets to it leave by other, which has no programs", "name it in --devices"},
 	}},
+	{"services are nobody's", func(*testing.T, *trouble) func() { return func() {} }, []question{
+		{"explain 10.96.1.10", 0, "sockets of this node are given no backends", "start the agent with --service-lb"},
+	}},
 	{"bad file of a workload", func(t *testing.T, x *trouble) func() {
 		file := filepath.Join(x.endpointsDir, "bad.yaml")
 		testutil.MustWriteFile(t, file, []byte("{name: x, ipp: 10.1.1.12}\n"))
@@ -376,18 +379,7 @@ func TestBrokenSituations(t *testing.T) {
 	agent := startAgent(t, "--config", x.config, "--clustermesh-config", x.clustermesh, "--devices", "eth0,spare", "--max-ipcache-entries", "50",
 		"--routing-mode", "native", "--mesh-limits", x.limits)
 	x.settle(t)
-	for _, s := range situations {
-		t.Run(s.name, func(t *testing.T) {
-			mend := s.happen(t, x)
-			func() {
-				defer mend()
-				for _, q := range s.ask {
-					x.ask(t, q)
-				}
-			}()
-			x.settle(t)
-		})
-	}
+	x.try(t, situations)
 	agent.stop()
 	for _, s := range withoutAgent {
 		t.Run(s.name, func(t *testing.T) {
@@ -397,6 +389,23 @@ func TestBrokenSituations(t *testing.T) {
 			for _, q := range s.ask {
 				x.ask(t, q)
 			}
+		})
+	}
+}
+
+// try asks about one situation after the other; between them all is well.
+func (x *trouble) try(t *testing.T, all []situation) {
+	t.Helper()
+	for _, s := range all {
+		t.Run(s.name, func(t *testing.T) {
+			mend := s.happen(t, x)
+			func() {
+				defer mend()
+				for _, q := range s.ask {
+					x.ask(t, q)
+				}
+			}()
+			x.settle(t)
 		})
 	}
 }

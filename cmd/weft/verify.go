@@ -71,6 +71,11 @@ func printVerification(env environment, out *output, v *api.Verification) error 
 	if !v.Clean() {
 		next = ": `weft verify --repair` makes right what this node can"
 	}
+	for _, d := range v.Differences {
+		if d.Kind == kindOfEtcd {
+			next += "; see `weft troubleshoot kvstore " + printable(d.Object) + "`"
+		}
+	}
 	_, err := fmt.Fprintf(env.stdout, "%s compared, %s%s\n", count(v.Compared, "object"), count(len(v.Differences)+v.More, "difference"), next)
 	return err
 }
@@ -94,10 +99,13 @@ func (a *agent) verify(ctx context.Context, repair bool, tell func(done, total i
 	return v, nil
 }
 
+// kindOfEtcd is the kind of what differs at the etcd of a cluster.
+const kindOfEtcd = "etcd"
+
 // clusterDifference tells of a cluster of which it is not known whether the table has all that it says. That the table
 // equals what was listed is compared by each connection itself, at its own interval.
 func clusterDifference(r *mesh.RemoteStatus) (api.Difference, bool) {
-	d := api.Difference{Kind: "etcd", Object: r.Name, Want: "listed and followed", Have: string(r.State)}
+	d := api.Difference{Kind: kindOfEtcd, Object: r.Name, Want: "listed and followed", Have: string(r.State)}
 	if r.LastError != "" {
 		d.Have += ": " + r.LastError
 	}
