@@ -9,7 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // destination sends a request and returns where it went; the zero AddrPort if it was dropped.
@@ -64,7 +65,7 @@ func TestFlowsKeepTheirBackend(t *testing.T) {
 		}
 		// A map that is lost, as with another version of weft: each gets on with its own.
 		for key := range k.entries(t) {
-			if err := k.Maps[MapConntrack].Delete(key); err != nil {
+			if err := k.conntrack.Delete(key); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -240,7 +241,9 @@ func TestHairpinAndClashes(t *testing.T) {
 func TestConntrackFull(t *testing.T) {
 	s := scenes()[0]
 	const size = 4096
-	k := loadTranslator(t, func(spec *ebpf.CollectionSpec) { spec.Maps[MapConntrack].MaxEntries = size })
+	k := loadTranslator(t)
+	k.conntrack = k.newConntrack(t, size/2)
+	mustPut(t, k.Maps[MapConntracks], ConntrackNow, k.conntrack)
 	k.serve(t, &testService{}, s.protocol, s.frontend, s.backends[:]...)
 	for n := range 5 * size {
 		w := s.request()
@@ -268,7 +271,7 @@ func TestConntrackFull(t *testing.T) {
 		before := k.entries(t)
 		for key := range before {
 			if key.Kind == lost {
-				if err := k.Maps[MapConntrack].Delete(key); err != nil {
+				if err := k.conntrack.Delete(key); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -289,6 +292,55 @@ func TestConntrackFull(t *testing.T) {
 			t.Errorf("direction %d: %d flows begun, want 1", lost, got)
 		}
 	}
+}
+
+// TestConntrackIsReplaced: a conntrack can be changed for another under its flows. As long as the one before is there, too, each
+// goes on from either end, with all that is known of it, and takes nothing that another has.
+func TestConntrackIsReplaced(t *testing.T) {
+	eachScene(t, func(t *testing.T, s scene) {
+		for _, first := range []ConntrackKind{ToBackend, ToClient} {
+			k := loadTranslator(t)
+			service := &testService{}
+			k.serve(t, service, s.protocol, s.frontend, s.backends[0])
+			request, reply := s.request().flagged(flagACK), s.reply().flagged(flagACK)
+			exchange := func(first ConntrackKind) {
+				t.Helper()
+				for _, kind := range []ConntrackKind{first, first ^ 1} {
+					if kind == ToBackend {
+						k.want(t, kind, request.frame(), request.to(s.backends[0]).frame())
+					} else {
+						k.want(t, kind, reply.from(s.backends[0]).frame(), reply.frame())
+					}
+				}
+			}
+			exchange(ToBackend)
+			before := k.entries(t)
+			mustPut(t, k.Maps[MapConntracks], ConntrackBefore, k.conntrack)
+			k.conntrack = k.newConntrack(t, 1000)
+			mustPut(t, k.Maps[MapConntracks], ConntrackNow, k.conntrack)
+			// A second service's flow from the same port does not get the first one's place.
+			second := request.to(s.other)
+			k.serve(t, &testService{}, s.protocol, s.other, s.backends[0])
+			k.wantDropped(t, ToBackend, second.frame())
+			quote := request.to(s.backends[0])
+			if s.client.Addr().Is4() {
+				k.want(t, ToClient, quote.about(s.router, 3, 4, 0), request.about(s.router, 3, 4, 0))
+			} else {
+				k.want(t, ToClient, quote.about(s.router, 2, 0, 0), request.about(s.router, 2, 0, 0))
+			}
+			exchange(first)
+			if err := k.Maps[MapConntracks].Delete(ConntrackBefore); err != nil {
+				t.Fatal(err)
+			}
+			exchange(first)
+			if diff := cmp.Diff(before, k.entries(t), cmpopts.IgnoreFields(Conntrack{}, "UsedNS")); diff != "" {
+				t.Errorf("entries (-before +after):\n%s", diff)
+			}
+			if c := k.counts(t); c.Begun != 1 || c.Clashes != 1 {
+				t.Errorf("counts %+v, want one flow begun and one clash", c)
+			}
+		}
+	})
 }
 
 // FuzzTranslate: whatever the frame, its length and its fate stay, and nothing is changed but addresses, ports and

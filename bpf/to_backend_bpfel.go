@@ -18,7 +18,7 @@ import (
 const (
 	ToBackendMapWeftAffinity    = "weft_affinity"
 	ToBackendMapWeftBackends    = "weft_backends"
-	ToBackendMapWeftConntrack   = "weft_conntrack"
+	ToBackendMapWeftConntracks  = "weft_conntracks"
 	ToBackendMapWeftFragments   = "weft_fragments"
 	ToBackendMapWeftFrontends   = "weft_frontends"
 	ToBackendMapWeftRefusals    = "weft_refusals"
@@ -82,7 +82,7 @@ type ToBackendProgramSpecs struct {
 type ToBackendMapSpecs struct {
 	WeftAffinity    *ebpf.MapSpec `ebpf:"weft_affinity"`
 	WeftBackends    *ebpf.MapSpec `ebpf:"weft_backends"`
-	WeftConntrack   *ebpf.MapSpec `ebpf:"weft_conntrack"`
+	WeftConntracks  *ebpf.MapSpec `ebpf:"weft_conntracks"`
 	WeftFragments   *ebpf.MapSpec `ebpf:"weft_fragments"`
 	WeftFrontends   *ebpf.MapSpec `ebpf:"weft_frontends"`
 	WeftRefusals    *ebpf.MapSpec `ebpf:"weft_refusals"`
@@ -122,7 +122,7 @@ func (o *ToBackendObjects) Close() error {
 type ToBackendMaps struct {
 	WeftAffinity    *ebpf.Map `ebpf:"weft_affinity"`
 	WeftBackends    *ebpf.Map `ebpf:"weft_backends"`
-	WeftConntrack   *ebpf.Map `ebpf:"weft_conntrack"`
+	WeftConntracks  *ebpf.Map `ebpf:"weft_conntracks"`
 	WeftFragments   *ebpf.Map `ebpf:"weft_fragments"`
 	WeftFrontends   *ebpf.Map `ebpf:"weft_frontends"`
 	WeftRefusals    *ebpf.Map `ebpf:"weft_refusals"`
@@ -138,7 +138,7 @@ func (m *ToBackendMaps) Close() error {
 	return _ToBackendClose(
 		m.WeftAffinity,
 		m.WeftBackends,
-		m.WeftConntrack,
+		m.WeftConntracks,
 		m.WeftFragments,
 		m.WeftFrontends,
 		m.WeftRefusals,

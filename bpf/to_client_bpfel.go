@@ -18,7 +18,7 @@ import (
 const (
 	ToClientMapWeftAffinity    = "weft_affinity"
 	ToClientMapWeftBackends    = "weft_backends"
-	ToClientMapWeftConntrack   = "weft_conntrack"
+	ToClientMapWeftConntracks  = "weft_conntracks"
 	ToClientMapWeftFragments   = "weft_fragments"
 	ToClientMapWeftFrontends   = "weft_frontends"
 	ToClientMapWeftRefusals    = "weft_refusals"
@@ -82,7 +82,7 @@ type ToClientProgramSpecs struct {
 type ToClientMapSpecs struct {
 	WeftAffinity    *ebpf.MapSpec `ebpf:"weft_affinity"`
 	WeftBackends    *ebpf.MapSpec `ebpf:"weft_backends"`
-	WeftConntrack   *ebpf.MapSpec `ebpf:"weft_conntrack"`
+	WeftConntracks  *ebpf.MapSpec `ebpf:"weft_conntracks"`
 	WeftFragments   *ebpf.MapSpec `ebpf:"weft_fragments"`
 	WeftFrontends   *ebpf.MapSpec `ebpf:"weft_frontends"`
 	WeftRefusals    *ebpf.MapSpec `ebpf:"weft_refusals"`
@@ -122,7 +122,7 @@ func (o *ToClientObjects) Close() error {
 type ToClientMaps struct {
 	WeftAffinity    *ebpf.Map `ebpf:"weft_affinity"`
 	WeftBackends    *ebpf.Map `ebpf:"weft_backends"`
-	WeftConntrack   *ebpf.Map `ebpf:"weft_conntrack"`
+	WeftConntracks  *ebpf.Map `ebpf:"weft_conntracks"`
 	WeftFragments   *ebpf.Map `ebpf:"weft_fragments"`
 	WeftFrontends   *ebpf.Map `ebpf:"weft_frontends"`
 	WeftRefusals    *ebpf.Map `ebpf:"weft_refusals"`
@@ -138,7 +138,7 @@ func (m *ToClientMaps) Close() error {
 	return _ToClientClose(
 		m.WeftAffinity,
 		m.WeftBackends,
-		m.WeftConntrack,
+		m.WeftConntracks,
 		m.WeftFragments,
 		m.WeftFrontends,
 		m.WeftRefusals,

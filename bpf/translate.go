@@ -13,11 +13,29 @@ import (
 // Names of the maps of translation, in the specs and in the kernel. Its programs share those of services but for MapSockets
 // and MapReverse.
 const (
-	MapConntrack   = ToBackendMapWeftConntrack   // ConntrackKey to Conntrack, two for each flow
+	MapConntracks  = ToBackendMapWeftConntracks  // ConntrackNow and ConntrackBefore to a conntrack
+	MapConntrack   = "weft_conntrack"            // ConntrackKey to Conntrack, two for each flow: an element of MapConntracks
 	MapFragments   = ToBackendMapWeftFragments   // FragmentKey to Fragment
 	MapTranslated  = ToBackendMapWeftTranslated  // 0 to Translated, per CPU
 	MapTranslation = ToBackendMapWeftTranslation // what a CPU knows of the packet at hand; of the programs alone
 )
+
+// Places of MapConntracks: the conntrack, and the one before, whose flows are taken over where they are met.
+const (
+	ConntrackNow    uint32 = 0
+	ConntrackBefore uint32 = 1
+)
+
+// ConntrackSpec is the spec of a conntrack with room for so many flows.
+func ConntrackSpec(flows uint32) (*ebpf.MapSpec, error) {
+	spec, err := LoadToBackend()
+	if err != nil {
+		return nil, err
+	}
+	inner := spec.Maps[MapConntracks].InnerMap.Copy()
+	inner.Name, inner.MaxEntries = MapConntrack, 2*flows
+	return inner, nil
+}
 
 // TranslationPrograms are those of devices that lead to clients: they change packets to services into packets to backends,
 // and the answers. They refuse or drop what no backend can be found for, and leave the fate of all else to the next program. They

@@ -81,10 +81,14 @@ func TestTranslationSpecs(t *testing.T) {
 		Key, Value, MaxEntries, Flags uint32
 	}
 	got, want := map[string]shape{}, map[string]shape{
+		MapConntracks:  {ebpf.ArrayOfMaps, 4, 4, 2, 0},
 		MapConntrack:   {ebpf.LRUHash, 40, 48, 131072, 0},
 		MapFragments:   {ebpf.LRUHash, 40, 24, 4096, 0},
 		MapTranslated:  {ebpf.PerCPUArray, 4, 80, 1, 0},
 		MapTranslation: {ebpf.PerCPUArray, 4, got0(spec), 1, 0},
+	}
+	if spec.Maps[MapConntrack], err = ConntrackSpec(65536); err != nil {
+		t.Fatal(err)
 	}
 	for name, m := range spec.Maps {
 		got[name] = shape{m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags}
@@ -103,6 +107,7 @@ func got0(spec *ebpf.CollectionSpec) uint32 { return spec.Maps[MapTranslation].V
 // translator is the programs, loaded, and services in their maps.
 type translator struct {
 	*ebpf.Collection
+	conntrack                 *ebpf.Map
 	services, backends, slots uint32 // how many there are
 }
 
@@ -113,7 +118,7 @@ func loadTranslator(t testing.TB, edit ...func(*ebpf.CollectionSpec)) *translato
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, size := range map[string]uint32{MapServices: 64, MapBackends: 1024, MapSlots: 1024, MapConntrack: 65536} {
+	for name, size := range map[string]uint32{MapServices: 64, MapBackends: 1024, MapSlots: 1024} {
 		spec.Maps[name].MaxEntries = size
 	}
 	for _, e := range edit {
@@ -127,7 +132,25 @@ func loadTranslator(t testing.TB, edit ...func(*ebpf.CollectionSpec)) *translato
 		t.Fatalf("load the programs: %+v", err)
 	}
 	t.Cleanup(coll.Close)
-	return &translator{Collection: coll}
+	k := &translator{Collection: coll}
+	k.conntrack = k.newConntrack(t, 32768)
+	mustPut(t, coll.Maps[MapConntracks], ConntrackNow, k.conntrack)
+	return k
+}
+
+// newConntrack is a conntrack with room for so many flows, which nothing uses yet.
+func (k *translator) newConntrack(t testing.TB, flows uint32) *ebpf.Map {
+	t.Helper()
+	spec, err := ConntrackSpec(flows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := ebpf.NewMap(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = m.Close() })
+	return m
 }
 
 // testService is a service in the maps.
@@ -223,7 +246,7 @@ func (k *translator) entries(t testing.TB) map[ConntrackKey]Conntrack {
 	all := map[ConntrackKey]Conntrack{}
 	var key ConntrackKey
 	var value Conntrack
-	it := k.Maps[MapConntrack].Iterate()
+	it := k.conntrack.Iterate()
 	for it.Next(&key, &value) {
 		all[key] = value
 	}
@@ -238,7 +261,7 @@ func (k *translator) age(t testing.TB, by uint64) {
 	t.Helper()
 	for key, value := range k.entries(t) {
 		value.UsedNS -= by
-		mustPut(t, k.Maps[MapConntrack], key, value)
+		mustPut(t, k.conntrack, key, value)
 	}
 }
 

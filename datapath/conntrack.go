@@ -40,11 +40,11 @@ type ServiceFlows struct{ m *ebpf.Map }
 // OpenServiceFlows opens the conntrack below a BPF file system. Close it after use. The error wraps [fs.ErrNotExist] if there is
 // none, as without --service-tc.
 func OpenServiceFlows(bpffs string) (*ServiceFlows, error) {
-	spec, err := bpf.LoadTranslation()
+	spec, err := bpf.ConntrackSpec(DefaultServiceTCFlows)
 	if err != nil {
 		return nil, err
 	}
-	m, err := openPin(bpffs, pinServicesDir+"/"+servicePins[bpf.MapConntrack], spec.Maps[bpf.MapConntrack], &ebpf.LoadPinOptions{ReadOnly: true})
+	m, err := openPin(bpffs, pinServicesDir+"/"+servicePins[bpf.MapConntrack], spec, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
 		return nil, err
 	}

@@ -88,7 +88,10 @@ type Config struct {
 	// ServiceTC: packets that come from no local socket reach services, too, at the devices of Pods and at ServiceTCDevices.
 	ServiceTC        bool
 	ServiceTCDevices []string
-	Log              *slog.Logger
+	// ServiceTCFlows is for how many flows of such packets there is room; 0: [DefaultServiceTCFlows]. One that differs from that of
+	// an earlier agent keeps the flows that there are.
+	ServiceTCFlows uint32
+	Log            *slog.Logger
 
 	withoutTCX   bool          // as on a kernel that has none
 	compareEvery time.Duration // 0: compareInterval

@@ -80,6 +80,10 @@ func (s *ServiceStatus) Problems() []string {
 	if t := s.Translation; t != nil && t.LastError != "" {
 		all = append(all, "services: "+t.LastError)
 	}
+	if t := s.Translation; t != nil && t.full() {
+		all = append(all, fmt.Sprintf("services: there is room for %d flows of packets, and there are %d: those that were silent for longest are forgotten: "+
+			"restart with a larger --service-tc-flows", t.MaxFlows, t.Flows))
+	}
 	return all
 }
 

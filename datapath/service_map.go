@@ -36,6 +36,7 @@ var servicePins = map[string]string{
 	bpf.MapReverse:   "reverse",
 	bpf.MapRefusals:  "refusals",
 	// Of translation:
+	bpf.MapConntracks:  "conntracks",
 	bpf.MapConntrack:   "conntrack",
 	bpf.MapFragments:   "fragments",
 	bpf.MapTranslated:  "translated",

@@ -41,6 +41,10 @@ type TranslationStatus struct {
 	LastError string `json:"lastError,omitempty"`
 }
 
+// full reports whether flows are forgotten to make room for others. The kernel begins with that a little before the last entry
+// is taken, as each CPU has some in advance.
+func (s *TranslationStatus) full() bool { return s.Flows*10 >= s.MaxFlows*9 }
+
 // translation is what translates packets to services. A nil one is that of a node without.
 type translation struct {
 	maps      mapSet // of its own; the others are those of services
@@ -75,6 +79,13 @@ func (d *Datapath) openTranslation(dir *pinDir, s *services) (_ *translation, er
 			return nil, err
 		}
 		all[name] = t.maps[name]
+	}
+	flows := d.cfg.ServiceTCFlows
+	if flows == 0 {
+		flows = DefaultServiceTCFlows
+	}
+	if t.maps[bpf.MapConntrack], err = openConntrack(dir, t.maps[bpf.MapConntracks], flows, d.cfg.Log); err != nil {
+		return nil, err
 	}
 	if t.programs, err = openPrograms(dir, wantedPrograms(roleService), spec, all); err != nil {
 		return nil, err
@@ -208,5 +219,6 @@ func allServiceMaps() (map[string]*ebpf.MapSpec, error) {
 		return nil, err
 	}
 	maps.Copy(services.Maps, translation.Maps)
-	return services.Maps, nil
+	services.Maps[bpf.MapConntrack], err = bpf.ConntrackSpec(DefaultServiceTCFlows)
+	return services.Maps, err
 }

@@ -15,8 +15,14 @@
 #include "service.h"
 #include "structs.h"
 
-/* Two entries a flow. The map takes all its memory at once, some 18 MiB. */
+/* Two entries a flow. User space makes it larger or smaller; it takes all its memory
+ * at once, some 18 MiB for these. */
 #define CONNTRACK_MAX_ENTRIES 131072
+
+/* Places of weft_conntracks: the conntrack, and while its flows are on their way to
+ * it, the one before, which had another size. */
+#define CONNTRACK_NOW 0
+#define CONNTRACK_BEFORE 1
 
 /* Datagrams of which a first fragment came, and others may follow. */
 #define FRAGMENTS_MAX_ENTRIES 4096
@@ -86,12 +92,24 @@ struct fragment {
 	__u64 since_ns;    /* CLOCK_MONOTONIC */
 };
 
+/* That a conntrack is changed for another here, for all programs at once, is what
+ * lets no flow be without one. */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, CONNTRACK_MAX_ENTRIES);
-	__type(key, struct conntrack_key);
-	__type(value, struct conntrack);
-} weft_conntrack SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__array(values, struct {
+		__uint(type, BPF_MAP_TYPE_LRU_HASH);
+		__uint(max_entries, CONNTRACK_MAX_ENTRIES);
+		__type(key, struct conntrack_key);
+		__type(value, struct conntrack);
+	});
+} weft_conntracks SEC(".maps");
+
+static __always_inline void *conntrack_at(__u32 place)
+{
+	return bpf_map_lookup_elem(&weft_conntracks, &place);
+}
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

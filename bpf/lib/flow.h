@@ -74,6 +74,11 @@ struct translation {
 	struct entry_words entry;     /* of key */
 	struct entry_words back;      /* of other */
 	struct words frontend; /* of key */
+	union {
+		struct conntrack_words words;
+		struct conntrack_key key;
+	} sought; /* what the conntrack before is asked for */
+	struct conntrack found;
 	struct fragment_key datagram;
 	struct fragment fragment;
 	__u32 network, transport, end; /* as in struct packet */
@@ -162,6 +167,36 @@ static __always_inline void turn(struct translation *t)
 	t->back.since_ns = t->entry.since_ns;
 }
 
+/* Takes over the entry of t->sought from the conntrack before. False: it has none, or
+ * there is no such conntrack. */
+__noinline bool weft_take_over(void)
+{
+	struct translation *t = translation();
+	void *now = conntrack_at(CONNTRACK_NOW);
+	void *before = conntrack_at(CONNTRACK_BEFORE);
+	const struct conntrack *entry;
+
+	if (!t || !now || !before)
+		return false;
+	entry = bpf_map_lookup_elem(before, &t->sought);
+	if (!entry)
+		return false;
+	t->found = *entry;
+	/* User space may be faster, which is as well. */
+	bpf_map_update_elem(now, &t->sought, &t->found, BPF_NOEXIST);
+	return true;
+}
+
+/* The same for a key, if there is a conntrack before at all. */
+static __always_inline bool
+take_over(struct translation *t, const struct conntrack_words *key)
+{
+	if (!conntrack_at(CONNTRACK_BEFORE))
+		return false;
+	t->sought.words = *key;
+	return weft_take_over();
+}
+
 enum take {
 	TAKE_DONE = 0,
 	TAKE_ITSELF = 1, /* the backend is the client itself */
@@ -173,15 +208,18 @@ enum take {
 /* Takes what answers of the backend in t->entry will be known by. */
 static __always_inline enum take claim(struct translation *t)
 {
+	void *flows = conntrack_at(CONNTRACK_NOW);
 	const struct conntrack *has;
 	long err;
 
+	if (!flows)
+		return TAKE_FAILED;
 	turn(t);
-	err = bpf_map_update_elem(&weft_conntrack, &t->other, &t->back,
-				  BPF_NOEXIST);
+	take_over(t, &t->other);
+	err = bpf_map_update_elem(flows, &t->other, &t->back, BPF_NOEXIST);
 	if (!err)
 		return TAKE_DONE;
-	has = bpf_map_lookup_elem(&weft_conntrack, &t->other);
+	has = bpf_map_lookup_elem(flows, &t->other);
 	if (!has)
 		return TAKE_FAILED;
 	if ((has->addr.d1 != t->back.addr[0] || has->addr.d2 != t->back.addr[1] ||
@@ -189,7 +227,7 @@ static __always_inline enum take claim(struct translation *t)
 	    !is_closed(has) &&
 	    !is_over(has, protocol_of(t), t->back.used_ns))
 		return TAKE_CLASH;
-	err = bpf_map_update_elem(&weft_conntrack, &t->other, &t->back, BPF_ANY);
+	err = bpf_map_update_elem(flows, &t->other, &t->back, BPF_ANY);
 	return err ? TAKE_FAILED : TAKE_DONE;
 }
 
@@ -244,9 +282,10 @@ __noinline int weft_take_backend(__u32 number, __u32 chosen)
 	struct translation *t = translation();
 	const struct backend *backend = backend_of(chosen);
 	struct service *service = service_of(number);
+	void *flows = conntrack_at(CONNTRACK_NOW);
 	enum take took;
 
-	if (!t || !service || !backend || backend->at.family != family_at(t))
+	if (!flows || !t || !service || !backend || backend->at.family != family_at(t))
 		return TAKE_OTHER;
 	if (backend->at.addr.d1 == t->key.src[0] &&
 	    backend->at.addr.d2 == t->key.src[1])
@@ -261,7 +300,7 @@ __noinline int weft_take_backend(__u32 number, __u32 chosen)
 	took = claim(t);
 	if (took != TAKE_DONE)
 		return took;
-	if (bpf_map_update_elem(&weft_conntrack, &t->key, &t->entry, BPF_ANY))
+	if (bpf_map_update_elem(flows, &t->key, &t->entry, BPF_ANY))
 		return TAKE_FAILED;
 	__sync_fetch_and_add(&service->chosen, 1);
 	return TAKE_DONE;
@@ -327,15 +366,15 @@ note_seen(struct conntrack *entry, __u8 seen, __u64 now)
 __noinline int weft_touch_other(__u32 seen)
 {
 	struct translation *t = translation();
+	void *flows = conntrack_at(CONNTRACK_NOW);
 	struct conntrack *other;
 
-	if (!t)
+	if (!t || !flows)
 		return 0;
 	turn(t);
-	other = bpf_map_lookup_elem(&weft_conntrack, &t->other);
+	other = bpf_map_lookup_elem(flows, &t->other);
 	if (!other) {
-		bpf_map_update_elem(&weft_conntrack, &t->other, &t->back,
-				    BPF_NOEXIST);
+		bpf_map_update_elem(flows, &t->other, &t->back, BPF_NOEXIST);
 		return 0;
 	}
 	if (other->addr.d1 != t->back.addr[0] ||
@@ -350,16 +389,22 @@ __noinline int weft_touch_other(__u32 seen)
 __noinline bool weft_goes_on(__u32 flags)
 {
 	struct translation *t = translation();
+	void *flows = conntrack_at(CONNTRACK_NOW);
 	struct conntrack *entry;
 	__u8 seen = SEEN_PACKET, before, protocol;
 	__u64 now;
 
-	if (!t)
+	if (!t || !flows)
 		return false;
 	protocol = protocol_of(t);
-	entry = bpf_map_lookup_elem(&weft_conntrack, &t->key);
-	if (!entry)
-		return false;
+	entry = bpf_map_lookup_elem(flows, &t->key);
+	if (!entry) {
+		if (!take_over(t, &t->key))
+			return false;
+		entry = bpf_map_lookup_elem(flows, &t->key);
+		if (!entry)
+			return false;
+	}
 	now = bpf_ktime_get_ns();
 	if (protocol == PROTOCOL_TCP) {
 		if (flags & TCP_FIN)
@@ -372,7 +417,7 @@ __noinline bool weft_goes_on(__u32 flags)
 	if (TO_CLIENT) {
 		/* The client has come to talk to the backend itself. */
 		if (flags & TCP_SYN && is_closed(entry)) {
-			bpf_map_delete_elem(&weft_conntrack, &t->key);
+			bpf_map_delete_elem(flows, &t->key);
 			return false;
 		}
 	} else if (protocol == PROTOCOL_UDP) {

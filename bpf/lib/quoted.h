@@ -112,12 +112,13 @@ __noinline bool weft_rewrite_quoted_port(struct __sk_buff *skb, __u32 transport)
 __noinline __u32 weft_find_quoted(struct __sk_buff *skb, __u32 inner)
 {
 	struct translation *t = translation();
+	void *flows = conntrack_at(CONNTRACK_NOW);
 	const struct conntrack *entry;
 	__u32 transport, ports;
 	union scratch *ip;
 	__u8 protocol;
 
-	if (!t)
+	if (!t || !flows)
 		return 0;
 	ip = &t->ip;
 	if (family_at(t) == FAMILY_IPV4) {
@@ -149,7 +150,9 @@ __noinline __u32 weft_find_quoted(struct __sk_buff *skb, __u32 inner)
 		return 0;
 	t->other.rest = conntrack_rest(ports >> 16, ports & 0xffff, protocol,
 				       family_at(t), TO_CLIENT ? CONNTRACK_REPLY : 0);
-	entry = bpf_map_lookup_elem(&weft_conntrack, &t->other);
+	entry = bpf_map_lookup_elem(flows, &t->other);
+	if (!entry && take_over(t, &t->other))
+		entry = bpf_map_lookup_elem(flows, &t->other);
 	if (!entry || is_over(entry, protocol, bpf_ktime_get_ns()))
 		return 0;
 	t->entry = *(struct entry_words *)entry;

@@ -254,7 +254,7 @@ func (a *agent) addDatapath() (err error) {
 	if a.cfg.serviceLB {
 		cfg.Services, cfg.ServicesListed = a.services, a.servicesListed
 		cfg.ServiceCgroup, cfg.ServiceNetNSDir = a.cfg.serviceCgroup, a.cfg.serviceNetNSDir
-		cfg.ServiceTC, cfg.ServiceTCDevices = a.cfg.serviceTC, a.cfg.serviceTCDevices
+		cfg.ServiceTC, cfg.ServiceTCDevices, cfg.ServiceTCFlows = a.cfg.serviceTC, a.cfg.serviceTCDevices, a.cfg.serviceTCFlows
 		if cfg.ServiceAlgorithm, err = service.ParseAlgorithm(a.cfg.serviceAlgorithm); err != nil {
 			return err
 		}

@@ -95,6 +95,7 @@ type agentOptions struct {
 	serviceNetNSDir      string
 	serviceTC            bool
 	serviceTCDevices     []string
+	serviceTCFlows       uint32
 	serviceAlgorithm     string
 	metricsAddress       netip.AddrPort
 	pageAddress          netip.AddrPort
@@ -165,6 +166,8 @@ func newAgentOptions(flags *pflag.FlagSet) *agentOptions {
 		"let packets of pods reach services, too, that come from no socket of the cgroup, by programs at the pods' devices")
 	flags.StringSliceVar(&o.serviceTCDevices, "service-tc-devices", nil,
 		"`device` behind which there are more clients of services, such as machines that this node routes for; may be repeated")
+	flags.Uint32Var(&o.serviceTCFlows, "service-tc-flows", datapath.DefaultServiceTCFlows,
+		"for how many flows of such packets there is room, a `number`")
 	flags.StringVar(&o.serviceAlgorithm, "service-algorithm", service.Random.String(),
 		"how a backend is chosen where a service does not say it, a `word`: random or maglev")
 	flags.TextVar(&o.metricsAddress, "metrics-address", netip.AddrPort{},
@@ -328,6 +331,8 @@ func (c *agentConfig) check() (err error) {
 		return errors.New("--service-tc: it is used with --service-lb alone: give that, too")
 	case len(c.serviceTCDevices) > 0 && !c.serviceTC:
 		return errors.New("--service-tc-devices: they are used with --service-tc alone: give that, too")
+	case c.serviceTCFlows < datapath.LeastServiceTCFlows || c.serviceTCFlows > datapath.MostServiceTCFlows:
+		return fmt.Errorf("--service-tc-flows %d: want %d to %d", c.serviceTCFlows, datapath.LeastServiceTCFlows, datapath.MostServiceTCFlows)
 	case c.tunnelPort == 0:
 		return errors.New("--tunnel-port: want at least 1")
 	case c.overlayCheck != "drop" && c.overlayCheck != "count":
