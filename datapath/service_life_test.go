@@ -386,21 +386,53 @@ func TestServiceAffinity(t *testing.T) {
 	t.Errorf("after its time, a client got %v of %v", chosen, left)
 }
 
-// 1,000 services change while clients connect: each connection gets to a backend of the service that it asked for, and none
-// is refused, as each service has one at any time.
+// 1,000 services change while clients connect, and one of 5,000 backends: each connection gets to a backend of the service that
+// it asked for, and none is refused, as each service has one at any time. With WEFT_TEST_FAULTS, for a minute at 100 changes a second.
 func TestServiceChurn(t *testing.T) {
-	const services, changes = 1000, 1500
+	const services, large = 1000, 5000
+	changes, pause := 1500, time.Duration(0)
+	if os.Getenv("WEFT_TEST_FAULTS") != "" {
+		changes, pause = 6000, 10*time.Millisecond
+	}
 	h := newServiceHost(t)
-	// The n-th service has backends in 127.x.y.0/24, of which x and y are its number.
+	// The n-th service has backends in 127.x.y.0/24, of which x and y are its number; the last one has 5,000 in 127.200.0.0/16.
 	frontend := func(n int) string { return fmt.Sprintf("tcp 10.96.%d.%d:80", n>>8, n&255) }
-	backend := func(n, i int) string { return fmt.Sprintf("127.%d.%d.%d", 1+n>>8, n&255, 1+i) }
+	backend := func(n, i int) string {
+		if n == services {
+			return fmt.Sprintf("127.200.%d.%d", i/250, 1+i%250)
+		}
+		return fmt.Sprintf("127.%d.%d.%d", 1+n>>8, n&255, 1+i)
+	}
+	network := func(n int) string {
+		if n == services {
+			return "127.200."
+		}
+		return strings.TrimSuffix(backend(n, 0), "1")
+	}
 	for n := range services {
 		h.put(frontend(n), []string{backend(n, 0), backend(n, 1)})
 	}
+	var many []string
+	for i := range large {
+		many = append(many, backend(services, i))
+	}
+	// putMany gives the large service all backends but one.
+	putMany := func(but int) {
+		var addrs []netip.Addr
+		for i, b := range many {
+			if i != but {
+				addrs = append(addrs, netip.MustParseAddr(b))
+			}
+		}
+		h.put(frontend(services), nil, func(l *service.Local) {
+			l.Backends = []service.Subset{{Ports: []service.NamedPort{{Name: "p", Protocol: service.TCP, Port: servicePort}}, Addrs: addrs}}
+		})
+	}
+	putMany(-1)
 	a := h.start()
 	testutil.Eventually(t, 2*patience, func() error {
-		if s := a.Status().Services; s.Frontends != services {
-			return fmt.Errorf("%d frontends", s.Frontends)
+		if s := a.Status().Services; s.Frontends != services+1 || s.Backends != 2*services+large {
+			return fmt.Errorf("%d frontends, %d backends", s.Frontends, s.Backends)
 		}
 		return nil
 	})
@@ -412,6 +444,9 @@ func TestServiceChurn(t *testing.T) {
 	client := func() (err error) {
 		for !done.Load() {
 			n := rand.IntN(services)
+			if rand.IntN(10) == 0 {
+				n = services
+			}
 			var conn net.Conn
 			if conn, err = net.Dial("tcp4", strings.TrimPrefix(frontend(n), "tcp ")); err != nil {
 				return fmt.Errorf("service %d: %w", n, err)
@@ -420,7 +455,7 @@ func TestServiceChurn(t *testing.T) {
 			// A reset spares the port its time of waiting.
 			_ = conn.(*net.TCPConn).SetLinger(0)
 			conn.Close()
-			if want := strings.TrimSuffix(backend(n, 0), "1"); err != nil || !strings.HasPrefix(answered, want) {
+			if want := network(n); err != nil || !strings.HasPrefix(answered, want) {
 				return fmt.Errorf("service %d: %s answered, %v, want one of %s0", n, answered, err, want)
 			}
 			dials.Add(1)
@@ -436,7 +471,11 @@ func TestServiceChurn(t *testing.T) {
 				failed <- err
 			}()
 		}
-		for range changes {
+		for change := range changes {
+			time.Sleep(pause) // the rate of the long form; nothing waits for it
+			if change%20 == 0 {
+				putMany(rand.IntN(large))
+			}
 			n := rand.IntN(services)
 			var some []string
 			for i := range 8 {

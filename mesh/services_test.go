@@ -191,6 +191,21 @@ func TestSlices(t *testing.T) {
 	}
 }
 
+// A cluster that says that a service is not shared takes back what it offered of it.
+//
+// mechanism: H4
+func TestUnsharedServiceIsTakenBack(t *testing.T) {
+	m, fs := newFollowed(t)
+	putWeb(m.cfg.Services, "")
+	for _, shared := range []bool{true, false, true} {
+		value := strings.Replace(largeService("web", 1), `"shared":true`, fmt.Sprintf(`"shared":%v`, shared), 1)
+		fs.services.apply(created("shop/web", value))
+		if s, _ := m.cfg.Services.Select(webFrontend); len(s.Backends) > 0 != shared {
+			t.Errorf("shared %v: backends %v", shared, s.Backends)
+		}
+	}
+}
+
 // largeService is the value of a service with so many backends, and more by name.
 func largeService(name string, n int, more ...string) string {
 	all := more

@@ -59,7 +59,7 @@ func BenchmarkUpdateOneOf5000(b *testing.B) {
 		table := NewTable()
 		table.PutLocal(webLocal(Settings{Global: true}))
 		slice := func(i, first, n int) Offer {
-			return Offer{Service: web, Cluster: "west", Slice: fmt.Sprint("web-", i), Backends: []Subset{{Ports: ports, Addrs: manyPods(first, n)}}}
+			return Offer{Service: web, Cluster: "west", Shared: true, Slice: fmt.Sprint("web-", i), Backends: []Subset{{Ports: ports, Addrs: manyPods(first, n)}}}
 		}
 		for i := range pods / 100 {
 			table.Put(slice(i, 100*i, 100))

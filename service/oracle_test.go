@@ -81,7 +81,7 @@ func (w *twin) backends(at Frontend, l Local, port string) []Backend {
 	}
 	collect(l.Backends, false, false)
 	for _, o := range w.offers {
-		if o.Service == l.Service && l.Global {
+		if o.Service == l.Service && l.Global && o.Shared {
 			collect(o.Backends, true, w.lost[o.Cluster])
 		}
 	}
@@ -323,7 +323,7 @@ func (e *events) happen(table *Table, w *twin) {
 			e.putLocal(table, w, l)
 		}
 	case 6, 7:
-		o := Offer{Service: name, Cluster: clusterName, Slice: slice, Backends: e.subsets()}
+		o := Offer{Service: name, Cluster: clusterName, Slice: slice, Shared: r.IntN(8) > 0, Backends: e.subsets()}
 		e.put(table, w, key, o)
 	default:
 		if o, ok := w.offers[key]; ok {

@@ -58,9 +58,12 @@ func NewTable() *Table {
 	}
 }
 
-// Put puts what a cluster offers of a service, or a slice of it, in place of what it offered there before. It keeps o.
+// Put puts what a cluster offers of a service, or a slice of it, in place of what it offered there before. It keeps o. Of what
+// is not shared, nothing is for us: the cluster says so, and takes back what it shared before.
 func (t *Table) Put(o Offer) {
-	o.Backends = normalize(o.Backends)
+	if o.Backends = normalize(o.Backends); !o.Shared {
+		o.Backends = nil
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.entry(o.Service)

@@ -89,6 +89,15 @@ func TestOffersAreUsedWhileALocalServiceWantsThem(t *testing.T) {
 	table.Delete("west", web, "")
 	wantBackends(t, table, webFront, "10.1.1.10:8080", "10.3.1.10:8080")
 
+	// What it does not share any more, it takes back.
+	unshared := webOffer("west", 2, "10.2.1.12")
+	unshared.Shared = false
+	table.Put(unshared)
+	wantBackends(t, table, webFront, "10.1.1.10:8080", "10.3.1.10:8080")
+	table.Put(webOffer("west", 2, "10.2.1.12"))
+	wantBackends(t, table, webFront, "10.1.1.10:8080", "10.2.1.12:8080", "10.3.1.10:8080")
+	table.Delete("west", web, "")
+
 	// A service that is not shared by us is fed by others all the same.
 	table.PutLocal(webLocal(Settings{Global: true}, "10.1.1.10"))
 	wantBackends(t, table, webFront, "10.1.1.10:8080", "10.3.1.10:8080")
@@ -181,7 +190,7 @@ func TestPortsAndFamilies(t *testing.T) {
 		Service: web, Settings: Settings{Global: true}, Addrs: addrs("10.96.1.10", "fd00:96::10"),
 		Ports: []NamedPort{{"dns", UDP, 53}, {"dns-tcp", TCP, 53}, {"http", TCP, 80}},
 	})
-	o := Offer{Service: web, Cluster: "west", ClusterID: 2, Backends: []Subset{
+	o := Offer{Service: web, Cluster: "west", ClusterID: 2, Shared: true, Backends: []Subset{
 		{Ports: []NamedPort{{"http", TCP, 8080}, {"dns", UDP, 5353}, {"dns-tcp", UDP, 5353}, {"", TCP, 1}}, Addrs: addrs("fd00:2::1", "10.2.1.2", "10.2.1.1")},
 		{Ports: []NamedPort{{"http", TCP, 9090}}, Addrs: addrs("10.2.1.1")},
 	}}
@@ -265,7 +274,7 @@ func TestReaderWhoKeepsUpIsToldDifferences(t *testing.T) {
 	table := NewTable()
 	table.PutLocal(webLocal(Settings{Global: true}))
 	offer := func(n int) Offer {
-		return Offer{Service: web, Cluster: "west", Backends: []Subset{{Ports: []NamedPort{{"http", TCP, 8080}}, Addrs: manyPods(0, n)}}}
+		return Offer{Service: web, Cluster: "west", Shared: true, Backends: []Subset{{Ports: []NamedPort{{"http", TCP, 8080}}, Addrs: manyPods(0, n)}}}
 	}
 	table.Put(offer(pods))
 	_, at, _ := table.Changes(Revision{}, 16)
