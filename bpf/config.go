@@ -36,12 +36,13 @@ type Config struct {
 	Underlay6  uint8 // 1: the outer headers of the overlay are IPv6
 	OverlayLax uint8 // 1: what the overlay's checks refuse is counted, and passed on
 	PodCheck   PodCheck
-	Pad        [2]uint8
+	FastLayout uint8 // FastLayout: MapFast is kept right, and programs use it; every other number, they do not
+	Pad        uint8
 }
 
-// MakeConfig returns the Config of the two settings that every node has.
+// MakeConfig returns the Config of the two settings that every node has, and that MapFast is kept right.
 func MakeConfig(flowSample uint32, dualStack bool) Config {
-	c := Config{FlowSample: flowSample}
+	c := Config{FlowSample: flowSample, FastLayout: FastLayout}
 	if dualStack {
 		c.DualStack = 1
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"sync/atomic"
 	"unsafe"
@@ -17,7 +18,7 @@ import (
 const HostsLineBytes = 64
 
 const (
-	hostsLayout     = 1 // HOSTS_LAYOUT
+	hostsLayout     = 2 // HOSTS_LAYOUT
 	hostsMultiplier = 0x9e3779b97f4a7c15
 
 	lineWords    = HostsLineBytes / 8
@@ -34,12 +35,8 @@ type hostsHead struct {
 	Seeds   [3]uint64
 	Summary uint64
 	Groups  uint64
-	Epoch   uint64
-	Pad     uint64
+	Pad     [2]uint64
 }
-
-// epochWord is where Epoch is.
-const epochWord = int(unsafe.Offsetof(hostsHead{}.Epoch) / 8)
 
 // hostsSlotWords is how many words a slot of a family takes.
 func hostsSlotWords(family Family) int {
@@ -86,9 +83,9 @@ type HostTable struct {
 	groups  int
 	summary int      // lines
 	hosts   []uint32 // how many stand behind each bit of the summary
+	crowds  []uint8  // see crowd
 	live    int
 	writes  uint32 // of IPv6 slots; tells apart any two contents of one
-	epoch   uint64 // the last one
 }
 
 // NewHostTable makes an empty table that is planned for a number of entries, of HostsLines lines of memory that is zero
@@ -115,18 +112,8 @@ func NewHostTable(memory []byte, family Family, entries int, seeds [3]uint64) (*
 		groups:  groups,
 		summary: summary,
 		hosts:   make([]uint32, summary*lineWords*64),
-		epoch:   seeds[0],
+		crowds:  make([]uint8, groups*groupEntries/4),
 	}, nil
-}
-
-// BeginWrite makes programs that see the table remember no identity from here on: MapIPCache or a table is about to be
-// written. A new table begins like that.
-func (t *HostTable) BeginWrite() { t.words[epochWord].Store(0) }
-
-// EndWrite lets programs remember what they find, until the next BeginWrite.
-func (t *HostTable) EndWrite() {
-	t.epoch = max(t.epoch+1, 1)
-	t.words[epochWord].Store(t.epoch)
 }
 
 // Len is how many entries the table holds.
@@ -160,7 +147,7 @@ func (t *HostTable) place(a address) place {
 	below := func(hash uint64, bound int) int { return int((hash >> 32) * uint64(bound) >> 32) }
 	h := (a.network ^ t.seeds[0]) * t.seeds[1]
 	bit := below(h, len(t.hosts))
-	h = (h ^ h>>32 ^ a.host) * t.seeds[2]
+	h = (h ^ h>>32 ^ bits.RotateLeft64(a.host, 32)) * t.seeds[2]
 	h = (h ^ h>>29) * hostsMultiplier
 	h ^= h >> 32
 	tags := (1 + t.summary + below(h, t.groups)) * lineWords
@@ -240,11 +227,34 @@ func (t *HostTable) Set(ip [16]byte, identity uint32) bool {
 	t.write(t.slot(tags, i), a, identity)
 	t.words[tags].Store(word | uint64(p.tag)<<(8*i)) // from here on, programs look into the slot
 	t.live++
+	if crowd := t.crowd(a); *crowd < math.MaxUint8 {
+		*crowd++
+	}
 	if t.hosts[p.bit]++; t.hosts[p.bit] == 1 {
 		word := &t.words[lineWords+p.bit/64]
 		word.Store(word.Load() | 1<<(p.bit%64))
 	}
 	return true
+}
+
+// crowd counts the hosts in the network of an address, as Networks has it, and in those that share the number, up to a
+// number that it keeps.
+func (t *HostTable) crowd(a address) *uint8 {
+	h := (a.network ^ t.seeds[0]) * t.seeds[1]
+	if t.family == FamilyIPv6 {
+		h = (h ^ h>>32 ^ bits.RotateLeft64(a.host<<8, 32)) * t.seeds[2]
+	}
+	return &t.crowds[(h>>32)*uint64(len(t.crowds))>>32]
+}
+
+// NetworkIsFull is how many hosts of a network make it a matter of Networks, where they then take 32 bytes each, or less.
+const NetworkIsFull = 32
+
+// MayBeFull reports, when an address has been set, whether it is time to count the hosts of its network, of which there may be
+// NetworkIsFull.
+func (t *HostTable) MayBeFull(ip [16]byte) bool {
+	n := *t.crowd(t.address(&ip))
+	return n >= NetworkIsFull && n%(NetworkIsFull/2) == 0
 }
 
 // Touch reads what Set may be about to write, whatever it will be: reads that depend on nothing wait for memory together,
@@ -300,6 +310,9 @@ func (t *HostTable) Delete(ip [16]byte) bool {
 	}
 	t.words[tags].Store(t.words[tags].Load() &^ (0xff << (8 * i)))
 	t.live--
+	if crowd := t.crowd(a); *crowd < math.MaxUint8 {
+		*crowd--
+	}
 	if t.hosts[p.bit]--; t.hosts[p.bit] == 0 {
 		word := &t.words[lineWords+p.bit/64]
 		word.Store(word.Load() &^ (1 << (p.bit % 64)))

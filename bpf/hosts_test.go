@@ -167,6 +167,46 @@ func TestHostTableHoldsWhatItIsPlannedFor(t *testing.T) {
 	}
 }
 
+// TestHostTableTakesPods: IPv6 addresses of pods differ in their last bytes alone. Whatever the seeds, they spread.
+func TestHostTableTakesPods(t *testing.T) {
+	const tables, networks, hosts = 2000, 4, 31
+	rng, _ := randomSeeds(t)
+	refused := 0
+	for range tables {
+		table := newTable(t, FamilyIPv6, 128, [3]uint64{rng.Uint64(), rng.Uint64(), rng.Uint64()})
+		for i := range networks * hosts {
+			if !table.Set([16]byte{0: 0xfd, 14: byte(i / hosts), 15: byte(i % hosts)}, 1) {
+				refused++
+			}
+		}
+	}
+	t.Logf("%d of %d refused", refused, tables*networks*hosts)
+	if refused > tables*networks*hosts/1000 {
+		t.Errorf("%d of %d refused, want at most one in a thousand", refused, tables*networks*hosts)
+	}
+}
+
+// TestNetworksTakePods: nor do networks of pods come to lie upon each other, which would make their directory larger.
+func TestNetworksTakePods(t *testing.T) {
+	const directories, networks = 200, 200
+	rng, _ := randomSeeds(t)
+	places := 0
+	for range directories {
+		seeds := [3]uint64{rng.Uint64(), rng.Uint64() | 1, rng.Uint64() | 1}
+		n := NewNetworks(FamilyIPv6, 0, seeds, (&networksMemory{limit: NetworksSlots}).chunk)
+		for i := range networks {
+			if err := n.Add([16]byte{0: 0xfd, 14: byte(i)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		places += n.places
+	}
+	t.Logf("%d places for a network", places/directories/networks)
+	if places > 16*directories*networks {
+		t.Errorf("%d places for %d networks, want at most 16 for each", places/directories, networks)
+	}
+}
+
 // TestHostTableFlooded: who knew the seeds and sent addresses of one bucket would fill two buckets and no more; the rest
 // finds no room, and others are not harmed.
 func TestHostTableFlooded(t *testing.T) {

@@ -39,7 +39,10 @@ var mirrors = []mirror{
 	{"missed", reflect.TypeFor[Missed](), map[string][]string{"Counts": {"counts"}, "Events": {"events"}}},
 	{"config", reflect.TypeFor[Config](), map[string][]string{
 		"FlowSample": {"flow_sample"}, "MarkMask": {"mark_mask"}, "Mark": {"mark"}, "MarkShift": {"mark_shift"},
-		"DualStack": {"dual_stack"}, "Underlay6": {"underlay6"}, "OverlayLax": {"overlay_lax"}, "PodCheck": {"pod_check"}, "Pad": {"pad"},
+		"DualStack": {"dual_stack"}, "Underlay6": {"underlay6"}, "OverlayLax": {"overlay_lax"}, "PodCheck": {"pod_check"}, "FastLayout": {"fast_layout"}, "Pad": {"pad"},
+	}},
+	{"fast_head", reflect.TypeFor[FastHead](), map[string][]string{
+		"Seeds": {"seeds"}, "Shape": {"shape"}, "Epoch": {"epoch"}, "Pad": {"pad"},
 	}},
 	{"event", reflect.TypeFor[Event](), map[string][]string{
 		"KtimeNS": {"ktime_ns"}, "IfIndex": {"ifindex"}, "Length": {"length"},
@@ -184,8 +187,10 @@ func TestSharedMaps(t *testing.T) {
 		got[name] = shape{m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags}
 	}
 	const noPrealloc, readOnlyProg, mmapable, innerMap = 1, 0x80, 0x400, 0x1000
-	inner := spec.Maps[MapHosts].InnerMap
-	got["a table of weft_hosts"] = shape{inner.Type, inner.KeySize, inner.ValueSize, inner.MaxEntries, inner.Flags}
+	for _, name := range []string{MapHosts, MapNetworks} {
+		inner := spec.Maps[name].InnerMap
+		got["a table of "+name] = shape{inner.Type, inner.KeySize, inner.ValueSize, inner.MaxEntries, inner.Flags}
+	}
 	want := map[string]shape{
 		"ipcache":       {ebpf.LPMTrie, 24, 24, 512000, noPrealloc | readOnlyProg},
 		"weft_counters": {ebpf.PerCPUHash, 12, 16, 65536, noPrealloc},
@@ -196,8 +201,11 @@ func TestSharedMaps(t *testing.T) {
 		"weft_config":   {ebpf.Array, 4, 16, 1, readOnlyProg},
 		"weft_pods":     {ebpf.Hash, 24, 4, 65536, noPrealloc | readOnlyProg},
 		"weft_hosts":    {ebpf.ArrayOfMaps, 4, 4, 2, 0},
+		"weft_fast":     {ebpf.Array, 4, 64, 2, mmapable},
+		"weft_networks": {ebpf.ArrayOfMaps, 4, 4, 4 * NetworksSlots, 0},
 		// Memory that is mapped writable cannot be read-only for programs.
-		"a table of weft_hosts": {ebpf.Array, 4, HostsLineBytes, 1, mmapable | innerMap},
+		"a table of weft_hosts":    {ebpf.Array, 4, HostsLineBytes, 1, mmapable | innerMap},
+		"a table of weft_networks": {ebpf.Array, 4, 8, NetworksChunkBytes / 8, mmapable},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("maps (-want +got):\n%s", diff)

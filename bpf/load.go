@@ -19,6 +19,8 @@ const (
 	MapEvents   = FromNetdevMapWeftEvents   // ring buffer of Event
 	MapConfig   = FromNetdevMapWeftConfig   // 0 to Config
 	MapPods     = FromPodMapWeftPods        // PodKey to PodValue
+	MapFast     = FromNetdevMapWeftFast     // 0 (IPv4) and 1 (IPv6) to FastHead
+	MapNetworks = FromNetdevMapWeftNetworks // memory of Networks
 	MapHosts    = FromNetdevMapWeftHosts    // 0 (IPv4) and 1 (IPv6) to a table, see HostTable
 )
 

@@ -20,10 +20,12 @@ const (
 	ToNetdevMapWeftConfig    = "weft_config"
 	ToNetdevMapWeftCounters  = "weft_counters"
 	ToNetdevMapWeftEvents    = "weft_events"
+	ToNetdevMapWeftFast      = "weft_fast"
 	ToNetdevMapWeftFront     = "weft_front"
 	ToNetdevMapWeftHosts     = "weft_hosts"
 	ToNetdevMapWeftMissed    = "weft_missed"
 	ToNetdevMapWeftNear      = "weft_near"
+	ToNetdevMapWeftNetworks  = "weft_networks"
 	ToNetdevMapWeftPods      = "weft_pods"
 	ToNetdevProgWeftToNetdev = "weft_to_netdev"
 )
@@ -81,10 +83,12 @@ type ToNetdevMapSpecs struct {
 	WeftConfig   *ebpf.MapSpec `ebpf:"weft_config"`
 	WeftCounters *ebpf.MapSpec `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
+	WeftFast     *ebpf.MapSpec `ebpf:"weft_fast"`
 	WeftFront    *ebpf.MapSpec `ebpf:"weft_front"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
 	WeftNear     *ebpf.MapSpec `ebpf:"weft_near"`
+	WeftNetworks *ebpf.MapSpec `ebpf:"weft_networks"`
 	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
@@ -118,10 +122,12 @@ type ToNetdevMaps struct {
 	WeftConfig   *ebpf.Map `ebpf:"weft_config"`
 	WeftCounters *ebpf.Map `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
+	WeftFast     *ebpf.Map `ebpf:"weft_fast"`
 	WeftFront    *ebpf.Map `ebpf:"weft_front"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
 	WeftNear     *ebpf.Map `ebpf:"weft_near"`
+	WeftNetworks *ebpf.Map `ebpf:"weft_networks"`
 	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
@@ -131,10 +137,12 @@ func (m *ToNetdevMaps) Close() error {
 		m.WeftConfig,
 		m.WeftCounters,
 		m.WeftEvents,
+		m.WeftFast,
 		m.WeftFront,
 		m.WeftHosts,
 		m.WeftMissed,
 		m.WeftNear,
+		m.WeftNetworks,
 		m.WeftPods,
 	)
 }

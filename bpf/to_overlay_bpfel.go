@@ -20,10 +20,12 @@ const (
 	ToOverlayMapWeftConfig     = "weft_config"
 	ToOverlayMapWeftCounters   = "weft_counters"
 	ToOverlayMapWeftEvents     = "weft_events"
+	ToOverlayMapWeftFast       = "weft_fast"
 	ToOverlayMapWeftFront      = "weft_front"
 	ToOverlayMapWeftHosts      = "weft_hosts"
 	ToOverlayMapWeftMissed     = "weft_missed"
 	ToOverlayMapWeftNear       = "weft_near"
+	ToOverlayMapWeftNetworks   = "weft_networks"
 	ToOverlayMapWeftPods       = "weft_pods"
 	ToOverlayProgWeftToOverlay = "weft_to_overlay"
 )
@@ -81,10 +83,12 @@ type ToOverlayMapSpecs struct {
 	WeftConfig   *ebpf.MapSpec `ebpf:"weft_config"`
 	WeftCounters *ebpf.MapSpec `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
+	WeftFast     *ebpf.MapSpec `ebpf:"weft_fast"`
 	WeftFront    *ebpf.MapSpec `ebpf:"weft_front"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
 	WeftNear     *ebpf.MapSpec `ebpf:"weft_near"`
+	WeftNetworks *ebpf.MapSpec `ebpf:"weft_networks"`
 	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
@@ -118,10 +122,12 @@ type ToOverlayMaps struct {
 	WeftConfig   *ebpf.Map `ebpf:"weft_config"`
 	WeftCounters *ebpf.Map `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
+	WeftFast     *ebpf.Map `ebpf:"weft_fast"`
 	WeftFront    *ebpf.Map `ebpf:"weft_front"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
 	WeftNear     *ebpf.Map `ebpf:"weft_near"`
+	WeftNetworks *ebpf.Map `ebpf:"weft_networks"`
 	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
@@ -131,10 +137,12 @@ func (m *ToOverlayMaps) Close() error {
 		m.WeftConfig,
 		m.WeftCounters,
 		m.WeftEvents,
+		m.WeftFast,
 		m.WeftFront,
 		m.WeftHosts,
 		m.WeftMissed,
 		m.WeftNear,
+		m.WeftNetworks,
 		m.WeftPods,
 	)
 }

@@ -20,10 +20,12 @@ const (
 	ToPodMapWeftConfig   = "weft_config"
 	ToPodMapWeftCounters = "weft_counters"
 	ToPodMapWeftEvents   = "weft_events"
+	ToPodMapWeftFast     = "weft_fast"
 	ToPodMapWeftFront    = "weft_front"
 	ToPodMapWeftHosts    = "weft_hosts"
 	ToPodMapWeftMissed   = "weft_missed"
 	ToPodMapWeftNear     = "weft_near"
+	ToPodMapWeftNetworks = "weft_networks"
 	ToPodMapWeftPods     = "weft_pods"
 	ToPodProgWeftToPod   = "weft_to_pod"
 )
@@ -81,10 +83,12 @@ type ToPodMapSpecs struct {
 	WeftConfig   *ebpf.MapSpec `ebpf:"weft_config"`
 	WeftCounters *ebpf.MapSpec `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
+	WeftFast     *ebpf.MapSpec `ebpf:"weft_fast"`
 	WeftFront    *ebpf.MapSpec `ebpf:"weft_front"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
 	WeftNear     *ebpf.MapSpec `ebpf:"weft_near"`
+	WeftNetworks *ebpf.MapSpec `ebpf:"weft_networks"`
 	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
@@ -118,10 +122,12 @@ type ToPodMaps struct {
 	WeftConfig   *ebpf.Map `ebpf:"weft_config"`
 	WeftCounters *ebpf.Map `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
+	WeftFast     *ebpf.Map `ebpf:"weft_fast"`
 	WeftFront    *ebpf.Map `ebpf:"weft_front"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
 	WeftNear     *ebpf.Map `ebpf:"weft_near"`
+	WeftNetworks *ebpf.Map `ebpf:"weft_networks"`
 	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
@@ -131,10 +137,12 @@ func (m *ToPodMaps) Close() error {
 		m.WeftConfig,
 		m.WeftCounters,
 		m.WeftEvents,
+		m.WeftFast,
 		m.WeftFront,
 		m.WeftHosts,
 		m.WeftMissed,
 		m.WeftNear,
+		m.WeftNetworks,
 		m.WeftPods,
 	)
 }

@@ -275,7 +275,12 @@ func (d *Datapath) Run(ctx context.Context) error {
 		return err
 	}
 	defer h.Close()
-	fast := newFastPath(&kernelMap{m: maps[bpf.MapIPCache]}, maps[bpf.MapHosts], d.cfg.MaxEntries, d.cfg.IPs.Len)
+	fastMaps, err := openFastMaps(maps)
+	if err != nil {
+		return err
+	}
+	defer fastMaps.Close()
+	fast := newFastPath(&kernelMap{m: maps[bpf.MapIPCache]}, fastMaps, d.cfg.MaxEntries, d.cfg.IPs.Len)
 	defer fast.Close()
 	reconciler := newReconciler(&d.cfg, fast)
 	reconciler.requests = d.compareMap
@@ -342,6 +347,10 @@ func (d *Datapath) load(dir *pinDir) (mapSet, []program, error) {
 	spec.Maps[bpf.MapIPCache].MaxEntries = d.cfg.MaxEntries
 	maps, err := openMaps(dir, spec.Maps, d.cfg.Log)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := forgetForeign(maps); err != nil {
+		maps.Close()
 		return nil, nil, err
 	}
 	settings := d.cfg.settings()

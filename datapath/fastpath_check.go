@@ -40,50 +40,60 @@ func (f *fastPath) Check(keys []bpf.IPCacheKey, values []bpf.IPCacheValue, all b
 // others reports whether programs see other tables than ours, or more in ours than was written there.
 func (f *fastPath) others() (bool, error) {
 	for i, t := range f.hosts.tables {
-		var shown, ours ebpf.MapID
-		if err := f.outer.Lookup(uint32(i), &shown); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return false, explain("look at map "+bpf.MapHosts, err)
-		}
+		var ours ebpf.MapID
 		if t != nil {
 			info, err := t.m.Info()
 			if err != nil {
 				return false, explain("look at a table of hosts", err)
 			}
 			ours, _ = info.ID()
-			n := 0
-			for range t.All {
-				n++
-			}
-			if n != t.Len() {
-				return true, nil
-			}
 		}
-		if shown != ours {
+		shown, err := shownAt(f.maps.hosts, uint32(i))
+		if err != nil || shown != ours {
+			return err == nil, err
+		}
+		other, err := f.hosts.networks[i].differ(f.maps.heads[i])
+		if err != nil || other {
+			return other, err
+		}
+		n := 0
+		for range f.hosts.all(i) {
+			n++
+		}
+		if inNetworks, inTable := f.hosts.len(i); n != inNetworks+inTable {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// differs reports whether a table has something else of a host than an identity. One that had no room for all may lack any.
+// shownAt is the table at a key of a map of maps, 0 if there is none.
+func shownAt(outer *ebpf.Map, key uint32) (shown ebpf.MapID, err error) {
+	if err := outer.Lookup(key, &shown); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, explain("look at the tables of hosts", err)
+	}
+	return shown, nil
+}
+
+// differs reports whether the set has something else of a host than an identity. One that had no room for all may lack any.
 func (s *hostSet) differs(key *bpf.IPCacheKey, identity uint32) bool {
 	at, ok := hostIndex(key)
 	if !ok {
 		return false
 	}
-	t := s.tables[at]
-	if t == nil {
-		return identity != 0 && !s.stuck[at]
-	}
-	has := t.Get(key.IP)
-	return has != identity && (has != 0 || !s.stuck[at] && t.crowded == 0)
+	has := s.get(at, key.IP)
+	complete := !s.stuck[at].table && (s.tables[at] == nil || s.tables[at].crowded == 0)
+	return has != identity && (has != 0 || complete)
 }
 
-// wanting reports whether a larger table was not to be had, or one is far larger than it needs to be.
+// wanting reports whether more memory was not to be had, or far more is taken than is needed.
 func (s *hostSet) wanting() bool {
 	const much, least = 8, 4096
 	for i, t := range s.tables {
-		if s.stuck[i] || t != nil && t.Capacity() > max(least, much*max(t.Len(), s.expected())) {
+		if s.stuck[i] != (stuck{}) || t != nil && t.Capacity() > max(least, much*max(t.Len(), s.expected())) {
+			return true
+		}
+		if n := s.networks[i]; n != nil && n.Networks.Networks()*bpf.NetworkIsFull > max(least, much*n.Len()) {
 			return true
 		}
 	}

@@ -45,7 +45,7 @@ func TestFastPathCheck(t *testing.T) {
 			behind(func() { table().Set(at(other), 999) }, func() { table().Delete(at(other)) })
 		}, 1},
 		{"no table", func() {
-			if err := b.outer.Delete(uint32(0)); err != nil {
+			if err := b.maps.hosts.Delete(uint32(0)); err != nil {
 				t.Fatal(err)
 			}
 		}, 0},
@@ -71,6 +71,51 @@ func TestFastPathCheck(t *testing.T) {
 		}
 		b.want("10.2.1.11", 131329)
 		b.want("10.9.9.9", 0)
+		b.checkPart()
+	}
+}
+
+// TestFastPathCheckNetworks is the same of what somebody else does to networks that are full of hosts.
+//
+// lesson: K2
+func TestFastPathCheckNetworks(t *testing.T) {
+	b := newFastBench(t)
+	keys := networkKeys(bpf.FamilyIPv6, 1, 100)
+	b.update(keys, identitiesFrom(1000, len(keys)))
+	networks := func() *hostNetworks { return b.hosts.networks[1] }
+	for _, v := range []struct {
+		what  string
+		write func()
+	}{
+		{"nothing", func() {}},
+		{"another identity", func() { networks().Set(keys[7].IP, 999) }},
+		{"a host that the map does not have", func() {
+			ip := networkKeys(bpf.FamilyIPv6, 1, 200)[150].IP
+			networks().Set(ip, 999)
+			image := bytes.Clone(networks().memory[0])
+			networks().Delete(ip) // the writer does not know of it
+			copy(networks().memory[0], image)
+		}},
+		{"another shape", func() { b.maps.heads[1].Clear() }},
+		{"other seeds", func() { b.maps.heads[1].Seeds[0]++ }},
+		{"no memory", func() {
+			if err := networks().clear(); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"networks where there are none", func() { b.maps.heads[0].Shape = 1 << 32 }},
+	} {
+		before := b.status().Rebuilds
+		v.write()
+		for at := 0; at < len(keys); at += 10 {
+			if err := b.Check(keys[at:at+10], identitiesFrom(uint32(1000+at), 10), at+10 == len(keys)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if rebuilt := b.status().Rebuilds > before; rebuilt != (v.what != "nothing") {
+			t.Errorf("%s: rebuilt %t", v.what, rebuilt)
+		}
+		b.wantKeys(networkKeys(bpf.FamilyIPv6, 1, 256))
 		b.checkPart()
 	}
 }

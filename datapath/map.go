@@ -24,6 +24,8 @@ var pins = map[string]string{
 	bpf.MapMissed:   pinMissed,
 	bpf.MapEvents:   pinEvents,
 	bpf.MapConfig:   pinConfig,
+	bpf.MapFast:     pinFast,
+	bpf.MapNetworks: pinNetworks,
 	bpf.MapHosts:    pinHosts,
 	bpf.MapPods:     pinPods,
 }

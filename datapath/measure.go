@@ -75,7 +75,12 @@ func (c *Cost) writes(coll *ebpf.Collection, entries int) error {
 		return explain("make a hash map", err)
 	}
 	defer hash.Close()
-	ours := newFastPath(&kernelMap{m: coll.Maps[bpf.MapIPCache]}, coll.Maps[bpf.MapHosts], uint32(entries), func() int { return entries })
+	fast, err := openFastMaps(coll.Maps)
+	if err != nil {
+		return err
+	}
+	defer fast.Close()
+	ours := newFastPath(&kernelMap{m: coll.Maps[bpf.MapIPCache]}, fast, uint32(entries), func() int { return entries })
 	defer ours.Close()
 	if err := ours.Dump(func([]bpf.IPCacheKey, []bpf.IPCacheValue) {}); err != nil { // as an agent that starts
 		return err

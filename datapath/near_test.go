@@ -24,7 +24,7 @@ type nearBench struct {
 
 func newNearBench(t *testing.T, listed []netip.Addr) *nearBench {
 	b := &nearBench{t: t, coll: newMeasure(t, nil, uint32(len(listed)), 1<<16), listed: listed}
-	b.path = newFastPath(&kernelMap{m: b.coll.Maps[bpf.MapIPCache]}, b.coll.Maps[bpf.MapHosts], 1<<16, func() int { return 0 })
+	b.path = newFastPath(&kernelMap{m: b.coll.Maps[bpf.MapIPCache]}, fastMapsOf(t, b.coll), 1<<16, func() int { return 0 })
 	t.Cleanup(b.path.Close)
 	return b
 }
@@ -145,7 +145,7 @@ func TestNearEndsOfAKilledWriter(t *testing.T) {
 	if b.known() == 0 {
 		t.Fatal("no CPU remembers the address")
 	}
-	b.path.hosts.beginWrite()
+	b.path.beginWrite()
 	for identity := uint32(9); identity < 20; identity++ {
 		if err := b.coll.Maps[bpf.MapIPCache].Put(keys[0], bpf.IPCacheValue{Identity: identity}); err != nil {
 			t.Fatal(err)

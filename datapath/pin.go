@@ -23,6 +23,8 @@ const (
 	pinMissed      = "missed"
 	pinEvents      = "events"
 	pinConfig      = "config"
+	pinFast        = "fast"
+	pinNetworks    = "networks"
 	pinHosts       = "hosts"
 	pinPods        = "pods"
 	pinProgramsDir = "programs"

@@ -89,12 +89,19 @@ func benchFastPath(b *testing.B, kernel *kernelMap, table *ipcache.Table) *fastP
 	if err != nil {
 		b.Fatal(err)
 	}
-	outer, err := ebpf.NewMap(spec.Maps[bpf.MapHosts])
+	maps := map[string]*ebpf.Map{}
+	for _, name := range []string{bpf.MapHosts, bpf.MapFast, bpf.MapNetworks} {
+		if maps[name], err = ebpf.NewMap(spec.Maps[name]); err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { maps[name].Close() })
+	}
+	fast, err := openFastMaps(maps)
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() { outer.Close() })
-	return newFastPath(kernel, outer, kernel.m.MaxEntries(), table.Len)
+	b.Cleanup(fast.Close)
+	return newFastPath(kernel, fast, kernel.m.MaxEntries(), table.Len)
 }
 
 // BenchmarkTableToKernel is the way of a whole table into an empty map, with the fast path in front of it and without; its

@@ -35,6 +35,7 @@ func newMeasure(t testing.TB, maps *ebpf.Collection, list, entries uint32) *ebpf
 	if maps != nil {
 		opts.MapReplacements = map[string]*ebpf.Map{
 			bpf.MapIPCache: maps.Maps[bpf.MapIPCache], bpf.MapHosts: maps.Maps[bpf.MapHosts],
+			bpf.MapFast: maps.Maps[bpf.MapFast], bpf.MapNetworks: maps.Maps[bpf.MapNetworks],
 		}
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, opts)
@@ -43,6 +44,17 @@ func newMeasure(t testing.TB, maps *ebpf.Collection, list, entries uint32) *ebpf
 	}
 	t.Cleanup(coll.Close)
 	return coll
+}
+
+// fastMapsOf are the maps of a collection in which programs look for hosts.
+func fastMapsOf(t testing.TB, coll *ebpf.Collection) *fastMaps {
+	t.Helper()
+	maps, err := openFastMaps(coll.Maps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(maps.Close)
+	return maps
 }
 
 // look runs a program over a list of which the first entries are set.
@@ -90,7 +102,7 @@ func newTorture(t *testing.T, keys int) *torture {
 	o := &torture{t: t, coll: newMeasure(t, nil, 1, 1<<16), versions: make([]uint32, keys), there: make([]bool, keys)}
 	o.prober = newMeasure(t, o.coll, 1, 1<<16)
 	trie := &kernelMap{m: o.coll.Maps[bpf.MapIPCache]}
-	o.path = newFastPath(trie, o.coll.Maps[bpf.MapHosts], 1<<16, func() int { return 0 })
+	o.path = newFastPath(trie, fastMapsOf(t, o.coll), 1<<16, func() int { return 0 })
 	t.Cleanup(o.path.Close)
 	for i := range keys {
 		o.keys = append(o.keys, tortureKey(i))

@@ -3,6 +3,12 @@
 /* Numbers of the layouts, and the bounds of maps and of the parser. */
 #pragma once
 
+/* What compilers should take for the usual way, and lay out in one piece. */
+#ifndef likely
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+#endif
+
 /* Bits of an ipcache key before the address: cluster_id, pad1 and family. */
 #define IPCACHE_STATIC_BITS 32
 
@@ -26,7 +32,21 @@
 
 /* Of the tables of the fast path. A program leaves one with another number in
  * its head alone; raise it with every change of what is in the tables. */
-#define HOSTS_LAYOUT 1
+#define HOSTS_LAYOUT 2
+
+/* Of weft_fast and weft_networks, as the settings have it: raise it with every
+ * change of what is in them. It is never 0, which is what a version of weft
+ * writes that does not know of them, and so leaves them behind. */
+#define FAST_LAYOUT 1
+
+/* Of the networks that are full of hosts: words of 8 bytes in a table, tables
+ * of both generations of both families, words of a network's block, and places
+ * of the directory that are looked into. */
+#define NETWORKS_CHUNK_WORDS 32768
+#define NETWORKS_CHUNK_SHIFT 15
+#define NETWORKS_CHUNKS 1024
+#define BLOCK_WORDS 128
+#define NETWORKS_PROBES 8
 
 /* Slots with the right tag that are looked into; by chance, a bucket has more
  * than one once in 30 times. */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 
-/* The fast path: for each family, the host entries of ipcache in a hash table
- * that one lookup costs one or two cache lines. User space writes it through
- * memory while programs read it; ../hosts.go is the writer.
+/* Hosts of networks that have few of them (networks.h has the others): for each
+ * family, a hash table that one lookup costs one or two cache lines. User space
+ * writes it through memory while programs read it; ../hosts.go is the writer.
  *
  * A table is an array of lines of 64 bytes: the head; the summary; for each group
  * a line with the tags of its 8 buckets of 8 slots, one byte a slot, 0 for an
@@ -35,6 +35,7 @@
 /* A search through the slots whose tag is that of the address. */
 struct search {
 	void *table;
+	__u64 key;              /* memory for keys of maps */
 	__u32 slots;            /* the line where they begin */
 	__u32 first, second;    /* buckets, of all groups */
 	__u64 found, in_second; /* a bit for each slot that is not looked into yet */
@@ -42,16 +43,22 @@ struct search {
 
 /* What networks are told apart by. The seeds are secret and of each table its
  * own: who chooses addresses cannot choose buckets. */
-static __always_inline __u64
-hash_network(const struct hosts_head *head, __u64 network)
+static __always_inline __u64 hash_word(const __u64 *seeds, __u64 word)
 {
-	return (network ^ head->seeds[0]) * head->seeds[1];
+	return (word ^ seeds[0]) * seeds[1];
+}
+
+/* Products carry bits upwards alone, and what tells hosts apart may be the upper
+ * bits of a word. */
+static __always_inline __u64 swap_halves(__u64 word)
+{
+	return word << 32 | word >> 32;
 }
 
 static __always_inline __u64
 hash_host(const struct hosts_head *head, __u64 network_hash, __u64 host)
 {
-	__u64 h = (network_hash ^ network_hash >> 32 ^ host) * head->seeds[2];
+	__u64 h = (network_hash ^ network_hash >> 32 ^ swap_halves(host)) * head->seeds[2];
 
 	h = (h ^ h >> 29) * HOSTS_MULTIPLIER;
 	return h ^ h >> 32;
@@ -95,9 +102,10 @@ static __always_inline __u64 word_of(const struct hosts_line *line, __u64 i)
 }
 
 static __always_inline const struct hosts_line *
-hosts_line(void *table, __u32 index)
+hosts_line(struct search *s, __u32 index)
 {
-	return bpf_map_lookup_elem(table, &index);
+	s->key = index;
+	return bpf_map_lookup_elem(s->table, &s->key);
 }
 
 /* Reads the summary, and the tags of the two buckets of an address; false if
@@ -111,19 +119,20 @@ search(struct search *s, __u32 which, __u64 network, __u64 host)
 	__u32 first, second;
 	__u8 tag;
 
-	s->table = bpf_map_lookup_elem(&weft_hosts, &which);
+	s->key = which;
+	s->table = bpf_map_lookup_elem(&weft_hosts, &s->key);
 	if (!s->table)
 		return false;
-	line = hosts_line(s->table, 0);
+	line = hosts_line(s, 0);
 	if (!line)
 		return false;
 	head = (const struct hosts_head *)line;
 	if (head->layout != HOSTS_LAYOUT)
 		return false;
 
-	hash = hash_network(head, network);
+	hash = hash_word(head->seeds, network);
 	bit = below(hash, head->summary * 512);
-	line = hosts_line(s->table, 1 + bit / 512);
+	line = hosts_line(s, 1 + bit / 512);
 	if (!line || !(word_of(line, bit / 64) >> bit % 64 & 1))
 		return false;
 
@@ -137,7 +146,7 @@ search(struct search *s, __u32 which, __u64 network, __u64 host)
 	s->slots = 1 + head->summary + head->groups;
 	s->first = group * 8 + first;
 	s->second = group * 8 + second;
-	line = hosts_line(s->table, 1 + head->summary + group);
+	line = hosts_line(s, 1 + head->summary + group);
 	if (!line)
 		return false;
 	s->found = matches(word_of(line, first), tag);
@@ -163,11 +172,11 @@ static __always_inline bool next_slot(struct search *s, __u32 *slot)
 	return true;
 }
 
-/* The identity that the fast path has for an IPv4 address; IDENTITY_NONE if it
- * is to be asked of ipcache.
+/* The identity that the table has for an IPv4 address; IDENTITY_NONE if it is to
+ * be asked of ipcache. Not static, and so verified once, by itself.
  *
  * A slot is one word, so what is read of it is always a whole entry. */
-static __always_inline __u32 find_host4(__u32 addr)
+__noinline __u32 weft_find_host4(__u32 addr)
 {
 	const struct hosts_line *line;
 	struct search s;
@@ -180,7 +189,7 @@ static __always_inline __u32 find_host4(__u32 addr)
 	for (int i = 0; i < HOSTS_PROBES; i++) {
 		if (!next_slot(&s, &slot))
 			break;
-		line = hosts_line(s.table, s.slots + slot / 8);
+		line = hosts_line(&s, s.slots + slot / 8);
 		if (!line)
 			break;
 		word = word_of(line, slot);
@@ -190,7 +199,7 @@ static __always_inline __u32 find_host4(__u32 addr)
 	return IDENTITY_NONE;
 }
 
-/* The same for an IPv6 address. Not static, and so verified once, by itself.
+/* The same for an IPv6 address.
  *
  * A slot is two words of address and one with the identity and a number that
  * no two writes of the slot have in common, which frames the reading of the
@@ -209,7 +218,7 @@ __noinline __u32 weft_find_host6(__u64 d1, __u64 d2)
 	for (int i = 0; i < HOSTS_PROBES; i++) {
 		if (!next_slot(&s, &slot))
 			break;
-		line = hosts_line(s.table, s.slots + slot / 2);
+		line = hosts_line(&s, s.slots + slot / 2);
 		if (!line)
 			break;
 		half = slot * 4;

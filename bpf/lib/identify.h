@@ -30,46 +30,91 @@ struct finding {
 	enum mode mode;
 };
 
-/* Of the first argument of weft_identify_end, beside the family. */
-#define END_NEAR 0x100
+/* Of the first argument of the functions for both ends, beside the family. */
+#define ENDS_SRC_NEAR 0x100 /* else it is the destination */
+#define ENDS_FAST 0x200     /* weft_fast is kept right */
 
-/* Of its result, beside the identity. */
-#define END_KNOWN_SHIFT 32
-
-/* The identity of one end of a packet, or world if its address has no entry.
+/* The identities of both ends of a packet, the source's in the lower half, if the
+ * near one is remembered and the far one in a network full of hosts; else 0.
+ * That is the way of nearly all packets, and so in one piece, without a call.
  *
  * Not static: verified once, by itself. What it decides are no ways through the
  * programs, of which the verifier of 6.1 would follow each to the end. */
-__noinline __u64 weft_identify_end(__u32 end, __u64 d1, __u64 d2, __u32 world)
+__noinline __u64
+weft_recognize_ends(__u32 ends, __u64 s1, __u64 s2, __u64 d1, __u64 d2)
 {
-	__u32 family = end & 0xff;
-	__u32 identity;
+	bool src_near = ends & ENDS_SRC_NEAR;
+	const struct near_end *known;
+	const struct fast_head *head;
+	__u32 family = ends & 0xff;
+	__u64 near, far;
 
-	identity = end & END_NEAR ? near_identity(family, d1, d2) :
-				    weft_find_identity(family, d1, d2);
-	return identity ? identity | 1ULL << END_KNOWN_SHIFT : world;
+	head = fast_head(family);
+	if (unlikely(!head || !(ends & ENDS_FAST)))
+		return 0;
+	far = find_in_network(head, family, src_near ? d1 : s1,
+			      src_near ? d2 : s2);
+	if (unlikely(!far))
+		return 0;
+	known = known_near(head, family, src_near ? s1 : d1, src_near ? s2 : d2);
+	if (unlikely(!known))
+		return 0;
+	near = known->identity;
+	return src_near ? near | far << 32 : far | near << 32;
 }
 
-/* Looks both ends up; the verdict is that of the peer. The node's own end is the
- * other one, but at pods' devices. */
+/* The identities of both ends of any packet, as above. */
+__noinline __u64
+weft_identify_ends(__u32 ends, __u64 s1, __u64 s2, __u64 d1, __u64 d2)
+{
+	bool src_near = ends & ENDS_SRC_NEAR, fast = ends & ENDS_FAST;
+	__u32 family = ends & 0xff;
+	__u64 near, far;
+
+	near = near_identity(fast, family, src_near ? s1 : d1,
+			     src_near ? s2 : d2);
+	far = find_identity(fast, family, src_near ? d1 : s1,
+			    src_near ? d2 : s2);
+	return src_near ? near | far << 32 : far | near << 32;
+}
+
+/* 1 if there is no identity, else 0. Compilers are kept from a branch: it would be a
+ * way of its own through the program, and CPUs guess it wrong. */
+static __always_inline __u32 is_none(__u64 identity)
+{
+	identity = (identity - 1) >> 63;
+	asm volatile("" : "+r"(identity));
+	return identity;
+}
+
+/* Looks both ends up; the verdict is that of the peer, and an end without entry is
+ * the world's. The node's own end is the other one, but at pods' devices. */
 static __always_inline void
 identify_ends(const struct config *config, const enum direction direction,
 	      __u8 family, const struct addresses *addresses,
 	      struct finding *found)
 {
-	bool dst_near = (direction == DIRECTION_INGRESS) !=
+	bool src_near = (direction == DIRECTION_EGRESS) !=
 			(found->mode == MODE_POD);
+	__u32 ends = family | (src_near ? ENDS_SRC_NEAR : 0);
 	__u32 world = world_of(config, family);
-	__u64 src, dst, peer;
+	__u64 both;
+	__u32 src, dst;
 
-	src = weft_identify_end(family | (dst_near ? 0 : END_NEAR),
-				addresses->src[0], addresses->src[1], world);
-	dst = weft_identify_end(family | (dst_near ? END_NEAR : 0),
-				addresses->dst[0], addresses->dst[1], world);
-	peer = direction == DIRECTION_INGRESS ? src : dst;
-	found->verdict = VERDICT_WORLD - (peer >> END_KNOWN_SHIFT);
-	found->src_identity = src;
-	found->dst_identity = dst;
+	if (likely(config->fast_layout == FAST_LAYOUT))
+		ends |= ENDS_FAST;
+	both = weft_recognize_ends(ends, addresses->src[0], addresses->src[1],
+				   addresses->dst[0], addresses->dst[1]);
+	if (unlikely(!both))
+		both = weft_identify_ends(ends, addresses->src[0],
+					  addresses->src[1], addresses->dst[0],
+					  addresses->dst[1]);
+	src = is_none((__u32)both);
+	dst = is_none(both >> 32);
+	found->verdict = VERDICT_IDENTIFIED +
+			 (direction == DIRECTION_INGRESS ? src : dst);
+	found->src_identity = (__u32)both + src * world;
+	found->dst_identity = (both >> 32) + dst * world;
 }
 
 _Static_assert(VERDICT_IDENTIFIED == VERDICT_WORLD - 1, "verdicts");
@@ -233,7 +278,7 @@ report(struct __sk_buff *skb, const struct config *config,
 			found->mode << SUMMARY_MODE_SHIFT;
 
 	weft_count(identities, summary, skb->len);
-	if (sampled(config->flow_sample))
+	if (unlikely(sampled(config->flow_sample)))
 		weft_emit(skb, identities, summary);
 }
 
@@ -277,7 +322,7 @@ identify(struct __sk_buff *skb, const enum direction direction)
 	if (!config)
 		return TC_ACT_UNSPEC;
 	found.verdict = parse_network(skb, &packet, &addresses, &scratch);
-	if (found.verdict == VERDICT_NONE) {
+	if (likely(found.verdict == VERDICT_NONE)) {
 		identify_ends(config, direction, packet.family, &addresses,
 			      &found);
 		if (direction == DIRECTION_INGRESS)

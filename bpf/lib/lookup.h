@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 
-/* From an address to the identity behind it: the fast path, then ipcache. */
+/* From an address to the identity behind it: the fast path, which is a network
+ * full of hosts or the table of the others, then ipcache. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -10,6 +11,7 @@
 #include "consts.h"
 #include "hosts.h"
 #include "maps.h"
+#include "networks.h"
 #include "structs.h"
 
 /* Writes the first word of a key as one. Without CAP_PERFMON, the verifiers of
@@ -32,8 +34,7 @@ find_prefix(__u8 family, struct ipcache_key *key)
 	return value ? value->sec_identity : IDENTITY_NONE;
 }
 
-/* The identity of an address, of which an IPv4 one is the first half of d1 and
- * the rest 0. IDENTITY_NONE: there is no entry, or one that says nothing.
+/* The identity of an address that is in no network full of hosts.
  *
  * Not static: verified once, by itself, whatever else a program does. */
 __noinline __u32 weft_find_identity(__u32 family, __u64 d1, __u64 d2)
@@ -43,7 +44,7 @@ __noinline __u32 weft_find_identity(__u32 family, __u64 d1, __u64 d2)
 	} key;
 	__u32 identity;
 
-	identity = family == FAMILY_IPV4 ? find_host4(d1) :
+	identity = family == FAMILY_IPV4 ? weft_find_host4(d1) :
 					   weft_find_host6(d1, d2);
 	if (identity)
 		return identity;
@@ -52,8 +53,31 @@ __noinline __u32 weft_find_identity(__u32 family, __u64 d1, __u64 d2)
 	return find_prefix(family, (struct ipcache_key *)&key);
 }
 
+/* The identity that the networks full of hosts have for an address, of which an
+ * IPv4 one is the first half of d1 and the rest 0. */
 static __always_inline __u32
-find_identity(__u8 family, const union v6addr *addr)
+find_in_network(const struct fast_head *head, __u32 family, __u64 d1, __u64 d2)
 {
-	return weft_find_identity(family, addr->d1, addr->d2);
+	return likely(family == FAMILY_IPV4) ? find_in_network4(head, d1) :
+					       find_in_network6(head, d1, d2);
+}
+
+/* The same, where it is not on the way of nearly every packet. */
+__noinline __u32 weft_find_in_network(__u32 family, __u64 d1, __u64 d2)
+{
+	const struct fast_head *head = fast_head(family);
+
+	return head ? find_in_network(head, family, d1, d2) : IDENTITY_NONE;
+}
+
+/* The identity of an address. IDENTITY_NONE: there is no entry, or one that says
+ * nothing. fast: weft_fast is kept right. */
+static __always_inline __u32
+find_identity(bool fast, __u32 family, __u64 d1, __u64 d2)
+{
+	__u32 identity = IDENTITY_NONE;
+
+	if (fast)
+		identity = weft_find_in_network(family, d1, d2);
+	return identity ? identity : weft_find_identity(family, d1, d2);
 }

@@ -18,7 +18,7 @@ struct {
 	__type(value, struct ipcache_value);
 } ipcache SEC(".maps");
 
-/* The fast path: the tables of IPv4 and of IPv6 hosts (hosts.h), each in an array
+/* The tables of IPv4 and of IPv6 hosts in other networks (hosts.h), each in an array
  * of the size that it happens to need. No table: ipcache is asked. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
@@ -32,6 +32,31 @@ struct {
 		__uint(value_size, sizeof(struct hosts_line));
 	});
 } weft_hosts SEC(".maps");
+
+/* Where the search for an IPv4 host, and for an IPv6 host, begins. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, struct fast_head);
+} weft_fast SEC(".maps");
+
+/* The networks that are full of hosts (networks.h): words, in tables of one size. Of
+ * such, the kernel makes a few instructions of a lookup; where sizes may
+ * differ, it makes a call. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, NETWORKS_CHUNKS);
+	__type(key, __u32);
+	__array(values, struct {
+		__uint(type, BPF_MAP_TYPE_ARRAY);
+		__uint(map_flags, BPF_F_MMAPABLE);
+		__uint(max_entries, NETWORKS_CHUNK_WORDS);
+		__uint(key_size, sizeof(__u32));
+		__uint(value_size, sizeof(__u64));
+	});
+} weft_networks SEC(".maps");
 
 /* The ends of packets that are not the peer, see near.h. */
 struct {

@@ -24,22 +24,6 @@
 #include "maps.h"
 #include "structs.h"
 
-/* 0: there is none, and nothing is remembered. */
-static __always_inline __u64 current_epoch(__u32 family)
-{
-	__u32 which = family == FAMILY_IPV4 ? 0 : 1;
-	const struct hosts_head *head;
-	void *table;
-
-	table = bpf_map_lookup_elem(&weft_hosts, &which);
-	if (!table)
-		return 0;
-	head = (const struct hosts_head *)hosts_line(table, 0);
-	if (!head || head->layout != HOSTS_LAYOUT)
-		return 0;
-	return READ_ONCE(head->epoch);
-}
-
 static __always_inline struct near_end *near_end_of(__u64 d1, __u64 d2)
 {
 	__u32 index = (d1 ^ d2 * HOSTS_MULTIPLIER) * HOSTS_MULTIPLIER >> NEAR_SHIFT;
@@ -59,10 +43,14 @@ remembers(const struct near_end *near, __u64 epoch, __u32 family, __u64 d1, __u6
  * functions must return something. */
 __noinline int weft_learn_near(__u32 family, __u64 d1, __u64 d2, __u32 identity)
 {
-	__u64 epoch = current_epoch(family);
+	const struct fast_head *head = fast_head(family);
 	struct near_end *near = near_end_of(d1, d2);
+	__u64 epoch;
 
-	if (!near || !epoch)
+	if (!head || !near)
+		return 0;
+	epoch = READ_ONCE(head->epoch);
+	if (!epoch)
 		return 0;
 	if (!remembers(near, epoch, family, d1, d2)) {
 		near->d1 = d1;
@@ -79,17 +67,33 @@ __noinline int weft_learn_near(__u32 family, __u64 d1, __u64 d2, __u32 identity)
 	return 0;
 }
 
-/* As weft_find_identity, of a near end. */
-static __always_inline __u32 near_identity(__u32 family, __u64 d1, __u64 d2)
+/* What the CPU is sure of about a near end; NULL if of nothing. */
+static __always_inline const struct near_end *
+known_near(const struct fast_head *head, __u32 family, __u64 d1, __u64 d2)
 {
-	__u64 epoch = current_epoch(family);
 	const struct near_end *near = near_end_of(d1, d2);
+	__u64 epoch = READ_ONCE(head->epoch);
+
+	if (likely(near && epoch && near->state == NEAR_KNOWN &&
+		   remembers(near, epoch, family, d1, d2)))
+		return near;
+	return NULL;
+}
+
+/* The identity of the near end, which a CPU remembers while weft_fast is right. */
+static __always_inline __u32
+near_identity(bool fast, __u32 family, __u64 d1, __u64 d2)
+{
+	const struct fast_head *head = fast_head(family);
+	const struct near_end *known;
 	__u32 identity;
 
-	if (near && epoch && near->state == NEAR_KNOWN &&
-	    remembers(near, epoch, family, d1, d2))
-		return near->identity;
-	identity = weft_find_identity(family, d1, d2);
+	if (!fast || !head)
+		return weft_find_identity(family, d1, d2);
+	known = known_near(head, family, d1, d2);
+	if (known)
+		return known->identity;
+	identity = find_identity(fast, family, d1, d2);
 	weft_learn_near(family, d1, d2, identity);
 	return identity;
 }

@@ -73,7 +73,7 @@ header_at(struct __sk_buff *skb, __u32 off, const __u32 usual, void *buf,
 	void *header = (void *)(long)skb->data + usual;
 	void *end = (void *)(long)skb->data_end;
 
-	if (off == usual && header + len <= end) {
+	if (likely(off == usual && header + len <= end)) {
 		__builtin_assume(header != NULL);
 		return header;
 	}
@@ -91,15 +91,15 @@ parse_ipv4(struct __sk_buff *skb, struct packet *packet,
 	__u32 room = skb->len - off;
 	__u32 header, total;
 
-	if (!ip)
+	if (unlikely(!ip))
 		return VERDICT_MALFORMED;
 	header = ip->ihl * 4;
 	total = bpf_ntohs(ip->tot_len);
 	/* A super-packet of more than 64 KiB (BIG TCP) has no length. */
-	if (!total && skb->gso_size)
+	if (unlikely(!total && skb->gso_size))
 		total = room;
-	if (ip->version != 4 || header < sizeof(*ip) || total < header ||
-	    total > room)
+	if (unlikely(ip->version != 4 || header < sizeof(*ip) ||
+		     total < header || total > room))
 		return VERDICT_MALFORMED;
 
 	packet->family = FAMILY_IPV4;
@@ -182,7 +182,7 @@ parse_ipv6(struct __sk_buff *skb, struct packet *packet,
 	const __u64 *addr;
 	__u64 behind;
 
-	if (!ip)
+	if (unlikely(!ip))
 		return VERDICT_MALFORMED;
 	payload = bpf_ntohs(ip->payload_len);
 	/* A jumbogram's length is in its hop-by-hop options; a super-packet of
@@ -229,10 +229,10 @@ parse_network(struct __sk_buff *skb, struct packet *packet,
 #pragma unroll
 	for (int tags = 0; tags <= MAX_VLAN_TAGS; tags++) {
 		type = header_at(skb, off, ETH_TYPE_OFFSET, &buf, sizeof(buf));
-		if (!type)
+		if (unlikely(!type))
 			return VERDICT_MALFORMED;
 		off += sizeof(*type);
-		if (!is_vlan(*type))
+		if (likely(!is_vlan(*type)))
 			break;
 		off += VLAN_TCI_BYTES;
 	}

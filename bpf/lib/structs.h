@@ -70,15 +70,22 @@ struct hosts_line {
 	__u64 words[8];
 };
 
-/* The first line. But for the epoch, it never changes while programs can see the
- * table. No two epochs are the same, of whatever tables. */
+/* The first line. It never changes while programs can see the table. */
 struct hosts_head {
 	__u64 layout;   /* HOSTS_LAYOUT */
 	__u64 seeds[3]; /* at random; the last two odd */
 	__u64 summary;  /* lines of the summary */
 	__u64 groups;   /* lines of tags, of 64 slots each */
+	__u64 pad[2];
+};
+
+/* Where the search for a host begins, for each family. No two epochs are the
+ * same, of whatever agents. */
+struct fast_head {
+	__u64 seeds[3]; /* at random; the last two odd */
+	__u64 shape;    /* of networks.h; 0: there are none */
 	__u64 epoch;    /* of near.h: 0 while ipcache or a table is written */
-	__u64 pad;
+	__u64 pad[3];
 };
 
 /* How sure a CPU is of what it remembers of an address. */
@@ -91,7 +98,7 @@ enum near_state {
 /* An address that is remembered, as its identity in an epoch. */
 struct near_end {
 	__u64 d1, d2;   /* as in union v6addr, of IPv4 the rest is 0 */
-	__u64 epoch;    /* of the table of its family */
+	__u64 epoch;    /* of its family */
 	__u32 identity; /* IDENTITY_NONE: it has no entry */
 	__u16 family;   /* enum family */
 	__u16 state;    /* enum near_state */
@@ -144,7 +151,8 @@ struct config {
 	__u8 underlay6;    /* 1: the overlay's outer headers are IPv6 */
 	__u8 overlay_lax;  /* 1: what the overlay's checks refuse is counted alone */
 	__u8 pod_check;    /* enum pod_check */
-	__u8 pad[2];
+	__u8 fast_layout;  /* FAST_LAYOUT: weft_fast is kept right; else it is not */
+	__u8 pad;
 };
 
 /* An address that packets from a pod's device may have as their source. */

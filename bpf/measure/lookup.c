@@ -84,9 +84,9 @@ step(struct measurement *m, const enum way way)
 		return 1;
 	__builtin_memcpy(&key, next, sizeof(key));
 	if (way == IDENTITY || way == CHECK)
-		identity = find_identity(next->family, &key.ip6);
+		identity = find_identity(true, next->family, key.ip6.d1, key.ip6.d2);
 	else if (way == NEAR)
-		identity = near_identity(next->family, key.ip6.d1, key.ip6.d2);
+		identity = near_identity(true, next->family, key.ip6.d1, key.ip6.d2);
 	else if (way == TRIE)
 		identity = find_prefix(next->family, &key);
 	else

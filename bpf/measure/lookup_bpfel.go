@@ -22,10 +22,12 @@ const (
 	LookupMapWeftConfig       = "weft_config"
 	LookupMapWeftCounters     = "weft_counters"
 	LookupMapWeftEvents       = "weft_events"
+	LookupMapWeftFast         = "weft_fast"
 	LookupMapWeftFront        = "weft_front"
 	LookupMapWeftHosts        = "weft_hosts"
 	LookupMapWeftMissed       = "weft_missed"
 	LookupMapWeftNear         = "weft_near"
+	LookupMapWeftNetworks     = "weft_networks"
 	LookupMapWeftPods         = "weft_pods"
 	LookupProgMeasureCheck    = "measure_check"
 	LookupProgMeasureEmpty    = "measure_empty"
@@ -95,10 +97,12 @@ type LookupMapSpecs struct {
 	WeftConfig   *ebpf.MapSpec `ebpf:"weft_config"`
 	WeftCounters *ebpf.MapSpec `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.MapSpec `ebpf:"weft_events"`
+	WeftFast     *ebpf.MapSpec `ebpf:"weft_fast"`
 	WeftFront    *ebpf.MapSpec `ebpf:"weft_front"`
 	WeftHosts    *ebpf.MapSpec `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.MapSpec `ebpf:"weft_missed"`
 	WeftNear     *ebpf.MapSpec `ebpf:"weft_near"`
+	WeftNetworks *ebpf.MapSpec `ebpf:"weft_networks"`
 	WeftPods     *ebpf.MapSpec `ebpf:"weft_pods"`
 }
 
@@ -134,10 +138,12 @@ type LookupMaps struct {
 	WeftConfig   *ebpf.Map `ebpf:"weft_config"`
 	WeftCounters *ebpf.Map `ebpf:"weft_counters"`
 	WeftEvents   *ebpf.Map `ebpf:"weft_events"`
+	WeftFast     *ebpf.Map `ebpf:"weft_fast"`
 	WeftFront    *ebpf.Map `ebpf:"weft_front"`
 	WeftHosts    *ebpf.Map `ebpf:"weft_hosts"`
 	WeftMissed   *ebpf.Map `ebpf:"weft_missed"`
 	WeftNear     *ebpf.Map `ebpf:"weft_near"`
+	WeftNetworks *ebpf.Map `ebpf:"weft_networks"`
 	WeftPods     *ebpf.Map `ebpf:"weft_pods"`
 }
 
@@ -149,10 +155,12 @@ func (m *LookupMaps) Close() error {
 		m.WeftConfig,
 		m.WeftCounters,
 		m.WeftEvents,
+		m.WeftFast,
 		m.WeftFront,
 		m.WeftHosts,
 		m.WeftMissed,
 		m.WeftNear,
+		m.WeftNetworks,
 		m.WeftPods,
 	)
 }

@@ -164,19 +164,46 @@ func (k *lookupKernel) fill(b *testing.B, a addresses) {
 	if _, err := k.Maps[bpf.MapIPCache].BatchUpdate(keys, values, nil); err != nil {
 		b.Fatal(err)
 	}
+	networks, head := k.networks(b, a.family)
+	if err := k.Maps[bpf.MapHosts].Put(uint32(a.family-1), m); err != nil {
+		b.Fatal(err)
+	}
 	refused := 0
 	for i := range a.hosts {
-		if !table.Set(keys[i].IP, values[i].Identity) {
+		if a.hosts >= podsPerCIDR {
+			if err := networks.Add(keys[i].IP); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if !networks.Set(keys[i].IP, values[i].Identity) && !table.Set(keys[i].IP, values[i].Identity) {
 			refused++
 		}
 	}
 	if refused > a.hosts/500 {
 		b.Fatalf("the table had no room for %d of %d hosts", refused, a.hosts)
 	}
-	table.EndWrite()
-	if err := k.Maps[bpf.MapHosts].Put(uint32(a.family-1), m); err != nil {
-		b.Fatal(err)
-	}
+	networks.Show(head)
+	head.Epoch = k.rng.Uint64()
+}
+
+// networks makes networks of a family, in memory where programs find it.
+func (k *lookupKernel) networks(b *testing.B, family bpf.Family) (*bpf.Networks, *bpf.FastHead) {
+	b.Helper()
+	heads := mapMemory(b, k.Maps[bpf.MapFast], 2*int(unsafe.Sizeof(bpf.FastHead{})))
+	head := (*bpf.FastHead)(unsafe.Pointer(&heads[uintptr(family-bpf.FamilyIPv4)*unsafe.Sizeof(bpf.FastHead{})]))
+	head.Seeds = [3]uint64{k.rng.Uint64(), k.rng.Uint64() | 1, k.rng.Uint64() | 1}
+	return bpf.NewNetworks(family, 0, head.Seeds, func(i int) ([]byte, error) {
+		spec, err := bpf.NetworksChunkSpec()
+		if err != nil {
+			return nil, err
+		}
+		m, err := ebpf.NewMap(spec)
+		if err != nil {
+			return nil, err
+		}
+		defer m.Close()
+		return mapMemory(b, m, bpf.NetworksChunkBytes), k.Maps[bpf.MapNetworks].Put(bpf.NetworksSlot(family, 0)+uint32(i), m)
+	}), head
 }
 
 // run returns the time of one pass over the list, and how many of its addresses had an identity.

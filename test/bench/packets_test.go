@@ -176,7 +176,9 @@ func shipping(b *testing.B, k *lookupKernel, fast bool) *ebpf.Collection {
 	}
 	maps := map[string]*ebpf.Map{bpf.MapIPCache: k.Maps[bpf.MapIPCache]}
 	if fast {
-		maps[bpf.MapHosts] = k.Maps[bpf.MapHosts]
+		for _, name := range []string{bpf.MapHosts, bpf.MapFast, bpf.MapNetworks} {
+			maps[name] = k.Maps[name]
+		}
 	}
 	spec.Maps[bpf.MapIPCache].MaxEntries = k.Maps[bpf.MapIPCache].MaxEntries()
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
@@ -184,6 +186,9 @@ func shipping(b *testing.B, k *lookupKernel, fast bool) *ebpf.Collection {
 		b.Fatal(err)
 	}
 	b.Cleanup(coll.Close)
+	if err := coll.Maps[bpf.MapConfig].Put(uint32(0), bpf.MakeConfig(0, false)); err != nil {
+		b.Fatal(err)
+	}
 	return coll
 }
 
