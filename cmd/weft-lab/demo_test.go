@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/weftmesh/weft/internal/testutil"
 )
 
 func TestDemo(t *testing.T) {
@@ -30,6 +32,20 @@ func TestDemo(t *testing.T) {
 		if !strings.Contains(out, want) {
 			t.Errorf("the demo did not print %q", want)
 		}
+	}
+	shown := false
+	for _, b := range testutil.Blocks(t, "../../docs/lab.md") {
+		for _, c := range b.Commands() {
+			if c.Text == "weft-lab demo" {
+				shown = true
+				if err := testutil.SameShape(c.Output, out); err != nil {
+					t.Errorf("%s: %v", b, err)
+				}
+			}
+		}
+	}
+	if !shown {
+		t.Error("docs/lab.md does not show the demo")
 	}
 	if t.Failed() {
 		t.Logf("the demo printed:\n%s", out)

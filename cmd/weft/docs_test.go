@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"github.com/weftmesh/weft/internal/testutil"
 )
 
@@ -231,6 +233,36 @@ func TestDocumentedProblems(t *testing.T) {
 			if !strings.Contains(string(operations), "| `"+text+"` |") {
 				t.Errorf("docs/operations.md has no row for %q of %s", text, file)
 			}
+		}
+	}
+}
+
+// docs/agent.md has a row for each option of the agent, and for nothing else.
+func TestDocumentedOptions(t *testing.T) {
+	page := documents(t)["../../docs/agent.md"]
+	_, table, _ := strings.Cut(page, "| option | default |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	rows := make(map[string]bool)
+	for line := range strings.Lines(table) {
+		first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|")
+		for _, m := range regexp.MustCompile("`([a-z-]+)`").FindAllStringSubmatch(first, -1) {
+			rows[m[1]] = true
+		}
+	}
+	root, _ := newRoot(environment{})
+	agent, _, err := root.Find([]string{"agent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Name != "help" && !f.Hidden && !rows[f.Name] {
+			t.Errorf("docs/agent.md has no row for the option %s", f.Name)
+		}
+		delete(rows, f.Name)
+	})
+	for name := range rows {
+		if agent.InheritedFlags().Lookup(name) == nil {
+			t.Errorf("docs/agent.md has a row for %s, which is no option of the agent", name)
 		}
 	}
 }

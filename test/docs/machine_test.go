@@ -206,7 +206,7 @@ func (m *machine) script(ctx context.Context, script string) *exec.Cmd {
 // run runs a script on the machine, and returns what it printed and its exit code.
 func (m *machine) run(t *testing.T, script string) (printed string, code int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	cmd := m.script(ctx, script)
 	out, err := cmd.CombinedOutput()
