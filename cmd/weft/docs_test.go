@@ -3,10 +3,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/weftmesh/weft/internal/testutil"
 )
@@ -58,6 +61,38 @@ func shellWords(line string) (words []string) {
 		words = append(words, word)
 	}
 	return words
+}
+
+// Every fenced block says what it is, by which test/docs knows what to do with it, and is that.
+func TestDocumentedBlocks(t *testing.T) {
+	blocks := 0
+	for page := range documents(t) {
+		for _, b := range testutil.Blocks(t, page) {
+			blocks++
+			switch b.Language {
+			case "sh", "text", "ini":
+			case "console":
+				if len(b.Lines) == 0 || !strings.HasPrefix(b.Lines[0], "$ ") {
+					t.Errorf("%s: what a terminal shows begins with a command, after \"$ \"", b)
+				}
+			case "yaml", "json":
+				decoder := yaml.NewDecoder(strings.NewReader(strings.Join(b.Lines, "\n")))
+				var err error
+				for err == nil {
+					var document any
+					err = decoder.Decode(&document)
+				}
+				if !errors.Is(err, io.EOF) {
+					t.Errorf("%s: %v", b, err)
+				}
+			default:
+				t.Errorf("%s: a block of %q: say whether it is sh, console, yaml, json, ini or text", b, b.Language)
+			}
+		}
+	}
+	if blocks < 100 {
+		t.Errorf("the documents have %d blocks: where are they?", blocks)
+	}
 }
 
 // inlineCommand is a command in the text of a page; those in blocks of their own are run by test/docs.
