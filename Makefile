@@ -19,6 +19,7 @@ DEBS := $(LAB_DEBS) \
 	chromium=156.0.8078.79-1~deb12u1 \
 	chromium-driver=156.0.8078.79-1~deb12u1 \
 	clang-19=1:19.1.7-3~deb12u1 \
+	curl=7.88.1-10+deb12u15 \
 	etcd-server=3.4.23-4+b4 \
 	gcc=4:12.2.0-3 \
 	iputils-ping=3:20221126-1+deb12u1 \

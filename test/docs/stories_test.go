@@ -17,6 +17,8 @@ var stories = map[string][]*page{
 		onPage("docs/services.md", "east-1", ""),
 		onPage("docs/endpoints.md", "east-1", "", "rm /etc/weft/endpoints/*"),
 		onPage("docs/limits.md", "east-1", ""),
+		onPage("docs/agent.md", "east-1", ""),
+		onPage("docs/operator.md", "east-1", "", "systemctl stop weft-operator"),
 		onPage("docs/operator-gc.md", "east-1", "",
 			`weft kvstore set --kvstore-config /etc/weft/kvstore-operator.yaml cilium/state/identities/v1/id/65999 'k8s:app=a;'`,
 			`weft kvstore set --kvstore-config /etc/weft/kvstore-operator.yaml cilium/state/ip/v1/default/10.1.1.99 \`,
