@@ -214,7 +214,7 @@ func TestPageInBrowser(t *testing.T) {
 	b.Open(t, url+"#10.2.1.10")
 	awaitText(t, b, "#rows", append(states, evil)...)
 	awaitText(t, b, "#problems", evil)
-	awaitText(t, b, "#answer", "10.2.1.10 is "+evil, "131329", "wins", "10.2.1.10/32")
+	awaitText(t, b, "#answer", "10.2.1.10 is "+evil, "131329", "in force", "10.2.1.10/32")
 	awaitText(t, b, "#servicerows", "shop/web", "[fd00::1]:80/TCP", "own 2+1 draining, c-ready 3, c-stale 4 (lost)", "2: affinity", evil+" 1 (not shared)", "no service of the name")
 	if shown := b.Text(t, "#servicerows"); strings.Contains(shown, "shop/own") {
 		t.Errorf("a service that is its own cluster's alone is shown: %q", shown)
@@ -230,7 +230,7 @@ func TestPageInBrowser(t *testing.T) {
 		Groups int
 	}
 	b.Run(t, `return {title: document.title, images: document.images.length, groups: document.querySelectorAll("#picture g[role=button]").length}`, &seen)
-	if seen.Title != "weft" || seen.Images != 0 || seen.Groups != len(states)+1 {
+	if seen.Title != "✗ east-n1 · weft" || seen.Images != 0 || seen.Groups != len(states)+1 {
 		t.Errorf("the page is %+v", seen)
 	}
 	for _, complaint := range b.Complaints(t) {

@@ -65,9 +65,25 @@ func TestPage(t *testing.T) {
 	if !strings.HasPrefix(aria, "west (2), ") {
 		t.Errorf("the picture shows %q", aria)
 	}
+	// With keys alone: a cluster's name shows more of it, and keeps the focus when the table is filled anew.
+	b.Run(t, `window.held = document.querySelector("#rows button[data-cluster=west]"); held.focus(); held.click()`, new(any))
+	shows("#detail", "west", "last answer", "revision")
+	testutil.Eventually(t, 60*time.Second, func() error {
+		var gone bool
+		if b.Run(t, `return !held.isConnected`, &gone); !gone {
+			return fmt.Errorf("the table is not filled anew")
+		}
+		return nil
+	})
+	var focus, expanded string
+	b.Run(t, `return document.activeElement.dataset.cluster ?? ""`, &focus)
+	b.Run(t, `return document.activeElement.getAttribute("aria-expanded") ?? ""`, &expanded)
+	if focus != "west" || expanded != "true" {
+		t.Errorf("the focus is at %q, expanded %q, want west, true", focus, expanded)
+	}
 	b.Type(t, "#address", "10.2.1.10")
 	b.Click(t, "#search button")
-	shows("#answer", "10.2.1.10/32", "cilium/state/ip/v1/default/10.2.1.10", "wins", "✓ identity ")
+	shows("#answer", "10.2.1.10/32", "cilium/state/ip/v1/default/10.2.1.10", "in force", "✓ identity ")
 	b.Type(t, "#address", "x")
 	b.Click(t, "#search button")
 	shows("#answer", "is not an IP address")

@@ -17,10 +17,10 @@ function list(pairs) {
 
 function claims(title, all) {
   if (!all?.length) return [];
-  const body = element("tbody", "", ...all.map((c) => element("tr", c.wins ? "chosen" : "",
+  const body = element("tbody", "", ...all.map((c, i) => element("tr", c.wins && i === 0 ? "chosen" : "",
     element("td", "mono", c.prefix), element("td", "", c.identity), element("td", "", c.clusterName || `cluster ${c.cluster}`),
     element("td", "", c.source), element("td", "mono", c.key || c.file || ""), element("td", "", c.revision ?? ""), element("td", "", ago(c.since)),
-    element("td", "", c.wins ? "✓ wins" : ""))));
+    element("td", "", c.wins ? (i === 0 ? "✓ in force" : "covered") : ""))));
   const head = element("thead", "", element("tr", "", ...["Prefix", "Identity", "Cluster", "Source", "Key or file", "Revision", "Age", ""].map((h) => element("th", "", h))));
   return [element("h2", "", title), element("table", "", head, body)];
 }

@@ -39,6 +39,8 @@ export function ago(time) {
   return `${Math.floor(seconds / 86400)}d`;
 }
 
+export const count = (n, one, more) => `${n} ${n === 1 ? one : more}`;
+
 let nodes = [];
 let looks = 0;
 
@@ -48,7 +50,9 @@ function showStatus(status) {
   health.textContent = status.healthy ? "✓ healthy" : `✗ ${status.problems.length} problem${status.problems.length === 1 ? "" : "s"}`;
   health.className = status.healthy ? "ready" : "failed";
   byID("problems").replaceChildren(...status.problems.map((p) => element("li", "", p)));
-  byID("counts").textContent = `${status.tables.nodes} nodes, ${status.tables.ips} addresses, ${status.tables.identities} identities, ${status.tables.services} services`;
+  document.title = `${status.healthy ? "" : "✗ "}${status.node.name} · weft`;
+  byID("counts").textContent = [count(status.tables.nodes, "node", "nodes"), count(status.tables.ips, "address", "addresses"),
+    count(status.tables.identities, "identity", "identities"), count(status.tables.services, "service", "services")].join(", ");
   drawMesh(byID("picture"), status, nodes);
   showClusters(status);
 }
