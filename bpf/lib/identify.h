@@ -36,12 +36,9 @@ struct finding {
 
 /* The identities of both ends of a packet, the source's in the lower half, if the
  * near one is remembered and the far one in a network full of hosts; else 0.
- * That is the way of nearly all packets, and so in one piece, without a call.
- *
- * Not static: verified once, by itself. What it decides are no ways through the
- * programs, of which the verifier of 6.1 would follow each to the end. */
-__noinline __u64
-weft_recognize_ends(__u32 ends, __u64 s1, __u64 s2, __u64 d1, __u64 d2)
+ * That is the way of nearly all packets, and so in one piece, without a call. */
+static __always_inline __u64
+recognize_ends(__u32 ends, __u64 s1, __u64 s2, __u64 d1, __u64 d2)
 {
 	bool src_near = ends & ENDS_SRC_NEAR;
 	const struct near_end *known;
@@ -61,6 +58,17 @@ weft_recognize_ends(__u32 ends, __u64 s1, __u64 s2, __u64 d1, __u64 d2)
 		return 0;
 	near = known->identity;
 	return src_near ? near | far << 32 : far | near << 32;
+}
+
+/* The same where the programs have no stack to spare.
+ *
+ * Not static: verified once, by itself. What such functions decide are no ways
+ * through the programs, of which the verifier of 6.1 would follow each to the
+ * end. */
+__noinline __u64
+weft_recognize_ends(__u32 ends, __u64 s1, __u64 s2, __u64 d1, __u64 d2)
+{
+	return recognize_ends(ends, s1, s2, d1, d2);
 }
 
 /* The identities of both ends of any packet, as above. */
@@ -103,8 +111,12 @@ identify_ends(const struct config *config, const enum direction direction,
 
 	if (likely(config->fast_layout == FAST_LAYOUT))
 		ends |= ENDS_FAST;
-	both = weft_recognize_ends(ends, addresses->src[0], addresses->src[1],
-				   addresses->dst[0], addresses->dst[1]);
+	both = found->mode == MODE_NATIVE ?
+		recognize_ends(ends, addresses->src[0], addresses->src[1],
+			       addresses->dst[0], addresses->dst[1]) :
+		weft_recognize_ends(ends, addresses->src[0],
+				    addresses->src[1], addresses->dst[0],
+				    addresses->dst[1]);
 	if (unlikely(!both))
 		both = weft_identify_ends(ends, addresses->src[0],
 					  addresses->src[1], addresses->dst[0],

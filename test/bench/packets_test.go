@@ -4,8 +4,11 @@ package bench
 
 import (
 	"encoding/binary"
+	"maps"
 	"math/rand/v2"
 	"net"
+	"runtime"
+	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -21,10 +24,12 @@ import (
 
 const (
 	packetFrames = 1 << 16
+	packetRounds = 10
 	packetBytes  = 64
-	// packetWindow is how many frames are timed together: few enough that, once in some rounds, nobody else on the machine
-	// comes in between.
-	packetWindow = 1024
+	// packetWindow is how many frames are timed together: few enough that, once in some rounds, nothing comes in between.
+	packetWindow = 128
+	// packetCopies is how often each program is loaded: where its code comes to lie makes some 20 ns of difference.
+	packetCopies = 5
 )
 
 // mmsghdr is struct mmsghdr.
@@ -94,7 +99,8 @@ func (s *blaster) blast(b *testing.B, best *bestTimes) {
 		for left := s.messages[w*packetWindow:][:packetWindow]; len(left) > 0; {
 			n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(s.socket), uintptr(unsafe.Pointer(&left[0])), uintptr(len(left)), 0, 0, 0)
 			if errno != 0 && errno != unix.EINTR {
-				b.Fatal(errno)
+				b.Error(errno)
+				return
 			}
 			if errno == 0 {
 				left = left[n:]
@@ -106,8 +112,41 @@ func (s *blaster) blast(b *testing.B, best *bestTimes) {
 	}
 }
 
+// alone gives the calling thread a processor that nobody else uses meanwhile, as far as the kernel lets it.
+func alone(b *testing.B) {
+	b.Helper()
+	runtime.LockOSThread() // for good: the thread ends with the goroutine
+	var last unix.CPUSet
+	last.Set(runtime.NumCPU() - 1)
+	if err := unix.SchedSetaffinity(0, &last); err != nil {
+		b.Logf("not on a processor of its own: %v", err)
+	}
+	fifo := &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
+	if err := unix.SchedSetAttr(0, fifo, 0); err != nil {
+		b.Logf("others may come in between: %v", err)
+	}
+}
+
+// contestant is a program that takes part in BenchmarkPackets, as often as it is loaded.
+type contestant struct {
+	copies [packetCopies]*ebpf.Program
+	best   [packetCopies]bestTimes
+	coll   *ebpf.Collection // of the first copy, whose maps all use
+}
+
+// rate is the packets per second of the median copy.
+func (c *contestant) rate() float64 {
+	var all []time.Duration
+	for i := range c.best {
+		all = append(all, c.best[i].sum())
+	}
+	slices.Sort(all)
+	return packetFrames / all[len(all)/2].Seconds()
+}
+
 // BenchmarkPackets sends small packets from random ones of 100,000 hosts over a veth whose other end has a program, and
-// compares the rates with that of a program that does nothing, in turn: of each window of frames the best of many rounds.
+// compares the rates with that of a program that does nothing, in turn: of each window of frames the best of many rounds,
+// of several copies of each program the median.
 //
 //	pps        with what ships
 //	x-empty    its rate / that of the program that does nothing
@@ -130,36 +169,42 @@ func BenchmarkPackets(b *testing.B) {
 	if err := netlink.LinkSetUp(peer); err != nil {
 		b.Fatal(err)
 	}
-	fast, trie := shipping(b, k, true), shipping(b, k, false)
-	programs := map[string]*ebpf.Program{
-		"empty": k.Programs[measure.LookupProgMeasureEmpty],
-		"fast":  fast.Programs[bpf.Programs[bpf.Ingress].Name],
-		"trie":  trie.Programs[bpf.Programs[bpf.Ingress].Name],
-	}
-	best := map[string]*bestTimes{}
-	for name := range programs {
-		best[name] = new(bestTimes)
-	}
-	rounds := 0
-	for b.Loop() {
-		for range 20 {
-			rounds++
-			for name, program := range programs {
-				l, err := link.AttachTCX(link.TCXOptions{Interface: peer.Attrs().Index, Program: program, Attach: ebpf.AttachTCXIngress})
-				if err != nil {
-					b.Fatal(err)
-				}
-				sender.blast(b, best[name])
-				l.Close()
+	programs := map[string]*contestant{"empty": {}, "fast": {}, "trie": {}}
+	for i := range packetCopies {
+		for name, c := range programs {
+			if name == "empty" {
+				c.copies[i] = emptyProgram(b)
+				continue
+			}
+			var maps map[string]*ebpf.Map
+			if c.coll != nil {
+				maps = c.coll.Maps
+			}
+			coll := shipping(b, k, name == "fast", maps)
+			c.copies[i] = coll.Programs[bpf.Programs[bpf.Ingress].Name]
+			if c.coll == nil {
+				c.coll = coll
 			}
 		}
 	}
-	for name, coll := range map[string]*ebpf.Collection{"fast": fast, "trie": trie} {
-		if seen := identified(b, coll); seen != uint64(rounds*packetFrames) {
-			b.Fatalf("%s: %d packets were identified of %d", name, seen, rounds*packetFrames)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		alone(b)
+		for b.Loop() {
+			for range packetRounds {
+				blastAll(b, sender, peer.Attrs().Index, programs)
+			}
+		}
+	}()
+	<-done
+	for _, name := range []string{"fast", "trie"} {
+		want := uint64(b.N * packetRounds * packetCopies * packetFrames)
+		if seen := identified(b, programs[name].coll); seen != want {
+			b.Fatalf("%s: %d packets were identified of %d", name, seen, want)
 		}
 	}
-	rate := func(name string) float64 { return packetFrames / best[name].sum().Seconds() }
+	rate := func(name string) float64 { return programs[name].rate() }
 	const what = "packets over a veth, 100k hosts: "
 	measured(b, "pps", rate("fast"), goal{what: what + "rate", unit: "packets/s"})
 	measured(b, "x-empty", rate("fast")/rate("empty"), goal{what: what + "rate / empty program", atLeast: 0.93})
@@ -167,21 +212,55 @@ func BenchmarkPackets(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// shipping loads the programs that ship on the filled maps, with the fast path or without.
-func shipping(b *testing.B, k *lookupKernel, fast bool) *ebpf.Collection {
+// blastAll sends all frames to each copy of each program.
+func blastAll(b *testing.B, sender *blaster, device int, programs map[string]*contestant) {
+	b.Helper()
+	for i := range packetCopies {
+		for _, c := range programs {
+			l, err := link.AttachTCX(link.TCXOptions{Interface: device, Program: c.copies[i], Attach: ebpf.AttachTCXIngress})
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			sender.blast(b, &c.best[i])
+			_ = l.Close()
+		}
+	}
+}
+
+// emptyProgram is one that does nothing, on the hook of those that ship.
+func emptyProgram(b *testing.B) *ebpf.Program {
+	b.Helper()
+	spec, err := measure.LoadLookup()
+	if err != nil {
+		b.Fatal(err)
+	}
+	program, err := ebpf.NewProgram(spec.Programs[measure.LookupProgMeasureEmpty])
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = program.Close() })
+	return program
+}
+
+// shipping loads the programs that ship on the filled maps, with the fast path or without, and on the other maps of another
+// load, if there is one.
+func shipping(b *testing.B, k *lookupKernel, fast bool, others map[string]*ebpf.Map) *ebpf.Collection {
 	b.Helper()
 	spec, err := bpf.Load()
 	if err != nil {
 		b.Fatal(err)
 	}
-	maps := map[string]*ebpf.Map{bpf.MapIPCache: k.Maps[bpf.MapIPCache]}
+	replaced := map[string]*ebpf.Map{}
+	maps.Copy(replaced, others)
+	replaced[bpf.MapIPCache] = k.Maps[bpf.MapIPCache]
 	if fast {
 		for _, name := range []string{bpf.MapHosts, bpf.MapFast, bpf.MapNetworks} {
-			maps[name] = k.Maps[name]
+			replaced[name] = k.Maps[name]
 		}
 	}
 	spec.Maps[bpf.MapIPCache].MaxEntries = k.Maps[bpf.MapIPCache].MaxEntries()
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replaced})
 	if err != nil {
 		b.Fatal(err)
 	}

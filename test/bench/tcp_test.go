@@ -150,7 +150,7 @@ func BenchmarkTCP(b *testing.B) {
 	a := addresses{bpf.FamilyIPv4, 100_000}
 	k := newLookupKernel(b)
 	k.fill(b, a)
-	coll := shipping(b, k, true)
+	coll := shipping(b, k, true, nil)
 	ends := tcpEnds(b, a)
 	client, server := connected(b, ends)
 	stream(b, client, server, bytes)
