@@ -223,6 +223,11 @@ func TestPage(t *testing.T) {
 	if !strings.Contains(objects, "kvstore-config: "+files+"config\n") || !strings.Contains(secrets[0][2], "--from-file=config=") {
 		t.Errorf("the pods' options do not name %sconfig, which the page makes of %s", files, secrets[0][2])
 	}
+	for _, m := range regexp.MustCompile(`(?:trusted-ca|cert|key)-file: (\S+)/(\S+)`).FindAllStringSubmatch(text, -1) {
+		if m[1]+"/" != files || !strings.Contains(secrets[0][2], "--from-file="+m[2]) || !strings.Contains(objects, "mountPath: "+m[1]) {
+			t.Errorf("%s/%s is no file of the secret", m[1], m[2])
+		}
+	}
 	var kinds []string
 	for _, object := range strings.Split("\n"+objects, "\n---\n") {
 		o := parse(t, object)
