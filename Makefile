@@ -144,9 +144,9 @@ sbom: build ## list what each binary is made of (CycloneDX) in bin/*.cdx.json
 vulncheck: ## look for known weaknesses in what is linked (VULNDB=file:///DIRECTORY: https://vuln.go.dev/vulndb.zip, unpacked there)
 	go run golang.org/x/vuln/cmd/govulncheck@v1.8.0 -db $(or $(VULNDB),https://vuln.go.dev) ./...
 
-test-packages: ## install, crash, upgrade and remove .deb and .rpm in a Debian with systemd in QEMU (about six minutes)
+test-packages: ## install, crash, upgrade and remove .deb and .rpm in a Debian with systemd in QEMU (FROM=commit; about six minutes)
 	@.ci/deps $(VM_DEBS)
-	go run ./test/packages
+	go run ./test/packages $(FROM)
 
 test-reproducible: ## build the packages in two folders and compare
 	@deploy/packages/reproducible

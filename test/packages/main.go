@@ -4,6 +4,10 @@
 // what an administrator does with them: installation, start, crash, hang, upgrade, downgrade, removal. The .rpm is installed by
 // Debian's rpm, beside dpkg, with no dependencies looked at: a distribution of its own is not needed for what it brings.
 //
+//	packages [COMMIT]
+//
+// The version that is upgraded, and downgraded to, is that of a commit; without one it is the tree's own, under another name.
+//
 // It needs mmdebstrap, mkfs.ext4, qemu-system-x86_64 and root, but no KVM. The machine's disk is kept in .cache/packages.
 //
 // Exit code 0 means that all checks passed, 1 that one did not, 2 wrong usage. The checks are in the script `guest`.
@@ -44,11 +48,11 @@ func main() {
 
 // run is the program; it returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	if len(args) > 0 {
-		fmt.Fprintln(stderr, "packages: there are no arguments")
+	if len(args) > 1 || len(args) == 1 && strings.HasPrefix(args[0], "-") {
+		fmt.Fprintln(stderr, "packages: want at most one argument, the commit that is upgraded from")
 		return 2
 	}
-	ok, err := try(ctx, stdout)
+	ok, err := try(ctx, strings.Join(args, ""), stdout)
 	if err != nil {
 		fmt.Fprintln(stderr, "packages:", err)
 	}
@@ -58,8 +62,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// try runs the checks on a package and says whether all passed.
-func try(ctx context.Context, out io.Writer) (ok bool, err error) {
+// try runs the checks on packages of the tree, and of a commit if one is named, and says whether all passed.
+func try(ctx context.Context, from string, out io.Writer) (ok bool, err error) {
 	for _, tool := range []string{"mmdebstrap", "mkfs.ext4", vm.Emulator} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return false, fmt.Errorf("%w: on Debian, apt-get install mmdebstrap e2fsprogs qemu-system-x86", err)
@@ -80,10 +84,21 @@ func try(ctx context.Context, out io.Writer) (ok bool, err error) {
 	}
 	defer os.RemoveAll(work)
 
+	older := root
+	if from != "" {
+		older = filepath.Join(work, "from")
+		if _, err := command(ctx, "git", "-C", root, "worktree", "add", "--detach", older, from); err != nil {
+			return false, err
+		}
+		defer func() {
+			_, removeErr := command(context.WithoutCancel(ctx), "git", "-C", root, "worktree", "remove", "--force", older)
+			err = errors.Join(err, removeErr)
+		}()
+	}
 	payload := map[string][]byte{"guest": guest}
-	for name, version := range map[string]string{"weft": "v0.1.0", "newer": "v0.2.0"} {
+	for name, p := range map[string]struct{ tree, version string }{"weft": {older, "v0.1.0"}, "newer": {root, "v0.2.0"}} {
 		dir := filepath.Join(work, name)
-		if _, err := command(ctx, "env", "VERSION="+version, filepath.Join(root, "deploy", "packages", "build"), dir); err != nil {
+		if _, err := command(ctx, "env", "VERSION="+p.version, filepath.Join(p.tree, "deploy", "packages", "build"), dir); err != nil {
 			return false, err
 		}
 		for _, kind := range []string{".deb", ".rpm"} {

@@ -54,8 +54,10 @@ func TestPayload(t *testing.T) {
 }
 
 func TestUsage(t *testing.T) {
-	var stderr bytes.Buffer
-	if code := run(t.Context(), []string{"weft.deb"}, &stderr, &stderr); code != 2 {
-		t.Errorf("exit code %d, want 2: %s", code, &stderr)
+	for _, args := range [][]string{{"v0.1.0", "v0.2.0"}, {"--from"}} {
+		var stderr bytes.Buffer
+		if code := run(t.Context(), args, &stderr, &stderr); code != 2 {
+			t.Errorf("%q: exit code %d, want 2: %s", args, code, &stderr)
+		}
 	}
 }
