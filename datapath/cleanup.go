@@ -15,6 +15,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/weftmesh/weft/bpf"
 )
@@ -302,7 +303,29 @@ func notOurMap(path, name string, spec *ebpf.CollectionSpec) string {
 		}
 		return ""
 	}
-	return "weft pins nothing of this name"
+	return notOfAnotherVersion(path, name)
+}
+
+// notOfAnotherVersion says why a pin whose name this version does not know is no map of another one, which a downgrade leaves: the
+// kernel's name for each of weft's maps is that of its pin after "weft_", as far as there is room for it.
+func notOfAnotherVersion(path, name string) string {
+	const unknown = "weft pins nothing of this name"
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return unknown
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil || info.Name != kernelNameOf(name) {
+		return unknown
+	}
+	return ""
+}
+
+// kernelNameOf is how the kernel calls the map of a pin (BPF_OBJ_NAME_LEN).
+func kernelNameOf(pin string) string {
+	name := "weft_" + strings.TrimSuffix(pin, pinNewSuffix)
+	return name[:min(len(name), unix.BPF_OBJ_NAME_LEN-1)]
 }
 
 // directories removes those in the directory of pins.

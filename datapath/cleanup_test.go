@@ -202,3 +202,48 @@ func TestCleanupKeepsWhatIsNotOurs(t *testing.T) {
 		t.Errorf("the foreign device is gone: %s", out)
 	}
 }
+
+// What another version of weft pinned goes too, though this one does not know it: after a downgrade nobody else would remove it.
+func TestCleanupOfAnotherVersion(t *testing.T) {
+	for _, names := range []map[string]string{pins, servicePins} {
+		for inSpec, pin := range names {
+			if inSpec != bpf.MapIPCache && !strings.HasPrefix(inSpec, kernelNameOf(pin)) {
+				t.Errorf("map %s is pinned as %s: another version would not take it for weft's", inSpec, pin)
+			}
+		}
+	}
+	h := newTestHost(t)
+	h.start().stop()
+	dir := h.cfg.BPFFS + "/weft/"
+	if err := os.MkdirAll(dir+pinServicesDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for path, name := range map[string]string{
+		dir + "later": "weft_later", dir + "of_a_long_name": "weft_of_a_long_", dir + pinServicesDir + "/later": "weft_later",
+		dir + "foreign": "weft_later", dir + pinServicesDir + "/foreign": "foreign",
+	} {
+		m, err := ebpf.NewMap(&ebpf.MapSpec{Name: name, Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = m.Pin(path)
+		m.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	found, err := h.cleanup(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept []string
+	for _, r := range found {
+		if r.Kind == "map" && r.Kept != "" {
+			kept = append(kept, strings.TrimPrefix(r.Object, dir))
+		}
+	}
+	slices.Sort(kept)
+	if diff := cmp.Diff([]string{"foreign", pinServicesDir + "/foreign"}, kept); diff != "" {
+		t.Errorf("kept (-want +got):\n%s", diff)
+	}
+}

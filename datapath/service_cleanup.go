@@ -98,7 +98,7 @@ func notOurServicePin(kind, name, path string, specs map[string]*ebpf.MapSpec, o
 		}
 		return ""
 	}
-	return "weft pins nothing of this name"
+	return notOfAnotherVersion(path, name)
 }
 
 // notOurServiceLink says why a link is not ours: one that runs a program of ours, or none any more.
