@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -24,6 +25,9 @@ import (
 
 // BenchmarkServices follows 10,000 services of 10 backends in each of four clusters, all local and global here, from their
 // etcds into selections.
+//
+//	s/merge    from the start of the mesh until a reader of the table has all backends of all services
+//	B/service  of heap for each service of each cluster: what the mesh and the table hold of it, local services and selections included
 func BenchmarkServices(b *testing.B) {
 	const clusters, services, pods = 4, 10_000, 10
 	for b.Loop() {
@@ -56,7 +60,7 @@ func BenchmarkServices(b *testing.B) {
 		b.StartTimer()
 		go func() { done <- m.Run(ctx) }()
 		served := awaitServed(b, table, services, clusters*pods)
-		b.ReportMetric(time.Since(begun).Seconds(), "s/merge")
+		measured(b, "s/merge", time.Since(begun).Seconds(), goal{what: "10,000 services × 10 backends × 4 clusters from etcd into selections", unit: "s", atMost: 5})
 		b.StopTimer()
 		if served < services {
 			b.Fatalf("%d frontends changed", served)
@@ -65,6 +69,12 @@ func BenchmarkServices(b *testing.B) {
 		if err := <-done; err != nil {
 			b.Fatal(err)
 		}
+		held := heapInUse()
+		runtime.KeepAlive(m)
+		runtime.KeepAlive(table)
+		m, table = nil, nil
+		held -= heapInUse()
+		measured(b, "B/service", held/(clusters*services), goal{what: "the same: heap for a service of a cluster", unit: "B", atMost: 1536})
 		b.StartTimer()
 	}
 }
