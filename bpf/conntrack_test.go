@@ -167,6 +167,34 @@ func TestClientTalksToBackendItself(t *testing.T) {
 	}
 }
 
+// TestClientTalksToBoth: a client that asks a service and, from the same port, the backend that it was given, has each answer from
+// where it asked last: also if it goes back and forth, or if its connection to the service has ended without a word to the other
+// end. While a connection to the service is open, none to the backend takes its place.
+func TestClientTalksToBoth(t *testing.T) {
+	eachScene(t, func(t *testing.T, s scene) {
+		k := loadTranslator(t)
+		k.serve(t, &testService{}, s.protocol, s.frontend, s.backends[0])
+		direct, answer := s.request().to(s.backends[0]), s.reply().from(s.backends[0])
+		for range 3 {
+			k.want(t, ToBackend, s.request().frame(), direct.frame())
+			k.want(t, ToClient, answer.frame(), s.reply().frame())
+			k.want(t, ToBackend, direct.frame(), direct.frame())
+			if s.protocol == ProtocolUDP {
+				k.want(t, ToClient, answer.frame(), answer.frame())
+				if n := len(k.entries(t)); n != 0 {
+					t.Errorf("%d entries are left of a flow that made way", n)
+				}
+				continue
+			}
+			k.want(t, ToClient, answer.frame(), s.reply().frame()) // it is open
+			reset := s.request().flagged(flagRST)
+			k.want(t, ToBackend, reset.frame(), reset.to(s.backends[0]).frame())
+			k.want(t, ToBackend, direct.frame(), direct.frame())
+			k.want(t, ToClient, answer.frame(), answer.frame())
+		}
+	})
+}
+
 // TestTranslateAffinity: a client of which that is wanted keeps its backend, whatever its port.
 func TestTranslateAffinity(t *testing.T) {
 	eachScene(t, func(t *testing.T, s scene) {

@@ -385,6 +385,40 @@ __noinline int weft_touch_other(__u32 seen)
 	return 0;
 }
 
+/* A packet, of t->key, is to no service, and may begin a flow of its own. If what
+ * answers it will be known by is that of a flow to a service, which has ended or, of
+ * UDP, may have, that is forgotten: the client has come to talk to the backend
+ * itself. Should it go on with the service, that begins anew with the same backend. */
+__noinline int weft_make_way(void)
+{
+	struct translation *t = translation();
+	void *flows = conntrack_at(CONNTRACK_NOW);
+	const struct conntrack *entry;
+	__u64 rest;
+
+	if (!t || !flows)
+		return 0;
+	rest = t->key.rest;
+	t->other.src[0] = t->key.dst[0];
+	t->other.src[1] = t->key.dst[1];
+	t->other.dst[0] = t->key.src[0];
+	t->other.dst[1] = t->key.src[1];
+	t->other.rest = conntrack_rest(rest >> 16 & 0xffff, rest & 0xffff,
+				       protocol_of(t), family_at(t),
+				       CONNTRACK_REPLY);
+	entry = bpf_map_lookup_elem(flows, &t->other);
+	if (!entry || (protocol_of(t) == PROTOCOL_TCP && !is_closed(entry)))
+		return 0;
+	t->sought.words = t->key;
+	t->sought.words.dst[0] = entry->addr.d1;
+	t->sought.words.dst[1] = entry->addr.d2;
+	t->sought.words.rest = conntrack_rest(rest & 0xffff, entry->port,
+					      protocol_of(t), family_at(t), 0);
+	bpf_map_delete_elem(flows, &t->other);
+	bpf_map_delete_elem(flows, &t->sought);
+	return 0;
+}
+
 /* Whether a packet, of t->key, goes on with a flow. If so, t->entry is its entry. */
 __noinline bool weft_goes_on(__u32 flags)
 {

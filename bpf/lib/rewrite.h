@@ -219,8 +219,11 @@ __noinline int weft_translate_flow(struct __sk_buff *skb, __u32 protocol)
 		if (TO_CLIENT || flags & TCP_RST)
 			return TC_ACT_UNSPEC;
 		service = weft_find_service();
-		if (!service)
+		if (!service) {
+			if (protocol == PROTOCOL_UDP || flags & TCP_SYN)
+				weft_make_way();
 			return TC_ACT_UNSPEC;
+		}
 		switch (weft_begin_flow(service)) {
 		case BEGUN:
 			break;
