@@ -113,8 +113,8 @@ func stream(b *testing.B, client, server net.Conn, bytes int64) spent {
 	return spent{time.Since(start), cpuTime() - cpu}
 }
 
-// attachBothWays attaches the programs to the end's device, and returns what takes them off.
-func (e tcpEnd) attachBothWays(b *testing.B, coll *ebpf.Collection) (detach func()) {
+// attach attaches programs to the end's device, and returns what takes them off.
+func (e tcpEnd) attach(b *testing.B, coll *ebpf.Collection, programs []bpf.Program) (detach func()) {
 	b.Helper()
 	var links []link.Link
 	e.ns.Do(b, func() {
@@ -123,7 +123,7 @@ func (e tcpEnd) attachBothWays(b *testing.B, coll *ebpf.Collection) (detach func
 			b.Error(err)
 			return
 		}
-		for _, p := range bpf.Programs {
+		for _, p := range programs {
 			l, err := link.AttachTCX(link.TCXOptions{Interface: nic.Attrs().Index, Program: coll.Programs[p.Name], Attach: p.Attach})
 			if err != nil {
 				b.Error(err)
@@ -163,7 +163,7 @@ func BenchmarkTCP(b *testing.B) {
 					without = stream(b, client, server, bytes)
 					continue
 				}
-				detach := [...]func(){ends[0].attachBothWays(b, coll), ends[1].attachBothWays(b, coll)}
+				detach := [...]func(){ends[0].attach(b, coll, bpf.Programs[:]), ends[1].attach(b, coll, bpf.Programs[:])}
 				with = stream(b, client, server, bytes)
 				detach[0]()
 				detach[1]()
