@@ -38,6 +38,7 @@ type agentConfig struct {
 	Kubeconfig           string   `yaml:"kubeconfig,omitempty"`
 	ServiceLB            bool     `yaml:"service-lb"`
 	ServiceCgroup        string   `yaml:"service-cgroup"`
+	ServiceTC            bool     `yaml:"service-tc"`
 	StateDir             string   `yaml:"state-dir"`
 	BPFFS                string   `yaml:"bpffs"`
 	APISocket            string   `yaml:"api-socket"`
@@ -60,6 +61,7 @@ func (l *lab) agentConfig(n nodePlan) agentConfig {
 		EndpointsDir:         l.endpoints(n.Name),
 		ServiceLB:            true,
 		ServiceCgroup:        l.cgroup(n),
+		ServiceTC:            true,
 		StateDir:             l.nodeFile(n.Name, "state"),
 		BPFFS:                l.bpffs(n.Name),
 		APISocket:            l.socket(n.Name),

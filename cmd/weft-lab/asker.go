@@ -33,10 +33,12 @@ type asker struct {
 	failures []string       // guarded by mu
 }
 
-// ask starts a client in a pod of a node, which asks an address over "tcp" or "udp" until it is stopped.
-func (l *lab) ask(p podPlan, protocol string, to netip.AddrPort) (*asker, error) {
-	return startAsker(exec.Command(l.self, "--state-dir", l.dir, "exec", p.path(),
-		l.self, "request", protocol, to.String(), "--every", askEvery.String()))
+// ask starts a client in a pod of a node, which asks an address over "tcp" or "udp" until it is stopped. With more options it is
+// started otherwise by `weft-lab exec`.
+func (l *lab) ask(p podPlan, protocol string, to netip.AddrPort, options ...string) (*asker, error) {
+	args := append([]string{"--state-dir", l.dir, "exec"}, options...)
+	return startAsker(exec.Command(l.self, append(args, p.path(),
+		l.self, "request", protocol, to.String(), "--every", askEvery.String())...))
 }
 
 // startAsker starts a `weft-lab request --every`.

@@ -66,6 +66,14 @@ func (l *lab) joinCgroup(n nodePlan) error {
 	return nil
 }
 
+// leaveCgroups makes this process, and what it becomes or starts, one of no node.
+func (l *lab) leaveCgroups() error {
+	if err := os.WriteFile(cgroupProcesses(l.cgroupRoot()), []byte("0"), 0); err != nil {
+		return fmt.Errorf("leave the cgroups of the lab: %w", err)
+	}
+	return nil
+}
+
 // removeCgroups removes the cgroups of all nodes, and the mount. Processes that are still in one, such as a shell that was
 // left open, go to the root.
 func (l *lab) removeCgroups() error {

@@ -17,18 +17,21 @@ import (
 )
 
 func newExecCommand(env *environment) *cobra.Command {
+	outside := false
 	cmd := &cobra.Command{
 		Use:   "exec NODE|NODE/POD COMMAND [ARG…]",
 		Short: "Run a command in the network namespace of a node or a pod",
 		Long: `exec becomes the command: its streams and its exit code are the command's. Only the network namespace
-and the cgroup change. WEFT_API_SOCKET, WEFT_BPFFS and WEFT_OPERATOR_SOCKET lead weft to the node's agent and pins and to the
+and the cgroup change; with --outside-cgroup the cgroup is none of a node's, as that of a pod in a virtual machine: what it sends to a
+service is translated at its pod's device. WEFT_API_SOCKET, WEFT_BPFFS and WEFT_OPERATOR_SOCKET lead weft to the node's agent and pins and to the
 cluster's operator, and PATH to the lab's own weft and weft-lab.`,
 		Example: "  weft-lab exec east-1 weft status\n  weft-lab exec east-1/web ip address",
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return env.become(args[0], args[1:])
+			return env.become(args[0], args[1:], outside)
 		},
 	}
+	cmd.Flags().BoolVar(&outside, "outside-cgroup", false, "run it in no node's cgroup, so that services are reached by its packets alone")
 	cmd.Flags().SetInterspersed(false)
 	return cmd
 }
@@ -41,13 +44,14 @@ func newShellCommand(env *environment) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			fmt.Fprintf(cmd.ErrOrStderr(),
 				"This shell is in the network namespace of %s; weft talks to that node's agent. Leave it with exit.\n", args[0])
-			return env.become(args[0], []string{cmp.Or(os.Getenv("SHELL"), "/bin/sh")})
+			return env.become(args[0], []string{cmp.Or(os.Getenv("SHELL"), "/bin/sh")}, false)
 		},
 	}
 }
 
-// become replaces this process by a command in the network namespace of a node or a pod. It returns only on an error.
-func (env *environment) become(place string, argv []string) error {
+// become replaces this process by a command in the network namespace of a node or a pod, and in the node's cgroup or outside of
+// all. It returns only on an error.
+func (env *environment) become(place string, argv []string, outside bool) error {
 	l, err := env.lab()
 	if err != nil {
 		return err
@@ -65,7 +69,12 @@ func (env *environment) become(place string, argv []string) error {
 	if err != nil {
 		return err
 	}
-	if err := l.joinCgroup(n); err != nil {
+	if outside {
+		err = l.leaveCgroups()
+	} else {
+		err = l.joinCgroup(n)
+	}
+	if err != nil {
 		return err
 	}
 	return inNetNS(netNS, func() error {

@@ -48,6 +48,29 @@ func newServiceLab(t *testing.T, args ...string) *serviceLab {
 	return s
 }
 
+// vmPod is a pod whose processes are in no cgroup of a node, as in a virtual machine. Were it one with others, ports would be the
+// same by chance: their sockets talk to the backends themselves.
+const vmPod = "vm"
+
+// addVM adds such a pod to the first node of a cluster, and waits until it reaches the service.
+func (s *serviceLab) addVM(c clusterPlan) {
+	s.t.Helper()
+	node := c.Nodes[0].Name
+	s.must("pod", "add", node, vmPod)
+	for _, addr := range []netip.Addr{c.Service4, c.Service6} {
+		for _, protocol := range []string{"tcp", "udp"} {
+			testutil.Eventually(s.t, testPatience, func() error {
+				out, err := exec.Command(s.lab.self, "--state-dir", s.dir, "exec", "--outside-cgroup", node+"/"+vmPod,
+					s.lab.self, "request", protocol, netip.AddrPortFrom(addr, frontPort).String()).CombinedOutput()
+				if err != nil {
+					return fmt.Errorf("%s from %s: %w: %s", addr, node, err, out)
+				}
+				return nil
+			})
+		}
+	}
+}
+
 // reach waits until the client of a cluster reaches all servers by their own addresses: a node knows a pod, and leads to it, a moment
 // before it has the route to the pod's node.
 func (s *serviceLab) reach(from clusterPlan) {
@@ -149,19 +172,31 @@ func (s *serviceLab) clients(c clusterPlan) []*asker {
 	var all []*asker
 	for _, protocol := range []string{"tcp", "udp"} {
 		for _, addr := range []netip.Addr{c.Service4, c.Service6} {
-			a, err := s.lab.ask(c.Nodes[0].Pods[1], protocol, netip.AddrPortFrom(addr, frontPort))
-			if err != nil {
-				s.t.Fatal(err)
-			}
-			s.t.Cleanup(func() {
-				if err := a.stop(); err != nil {
-					s.t.Errorf("a client in %s: %v", c.Name, err)
-				}
-			})
-			all = append(all, a)
+			all = append(all, s.client(c.Nodes[0].Pods[1], protocol, addr))
 		}
 	}
 	return all
+}
+
+// outside asks the service of a cluster from its pod vm, by packets of processes that are in no cgroup.
+func (s *serviceLab) outside(c clusterPlan) []*asker {
+	s.t.Helper()
+	vm := podPlan{Node: c.Nodes[0].Name, Name: vmPod}
+	return []*asker{s.client(vm, "tcp", c.Service6, "--outside-cgroup"), s.client(vm, "udp", c.Service4, "--outside-cgroup")}
+}
+
+func (s *serviceLab) client(p podPlan, protocol string, addr netip.Addr, options ...string) *asker {
+	s.t.Helper()
+	a, err := s.lab.ask(p, protocol, netip.AddrPortFrom(addr, frontPort), options...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		if err := a.stop(); err != nil {
+			s.t.Errorf("a client in %s: %v", p.path(), err)
+		}
+	})
+	return a
 }
 
 // answer waits until each client has had answers from pods of a cluster.
@@ -192,7 +227,8 @@ func TestServices(t *testing.T) {
 	east, west := s.east, s.west
 	s.leads(east, east)
 	s.leads(west, west)
-	inEast, inWest := s.clients(east), s.clients(west)
+	s.addVM(east)
+	inEast, inWest := append(s.clients(east), s.outside(east)...), s.clients(west)
 	s.only(inEast, east, west)
 	s.only(inWest, west, east)
 
@@ -275,6 +311,9 @@ func (s *serviceLab) testNoBackends() {
 		}
 		return nil
 	})
+	// By packets, too.
+	s.fails(1, "connection refused", "exec", "--outside-cgroup", "east-1/db", self, "request", "tcp", to)
+	s.fails(1, "connection refused", "exec", "--outside-cgroup", "east-1/db", self, "request", "udp", to)
 	s.declare(s.west, "local", true)
 	s.leads(s.east, s.west)
 	for _, protocol := range []string{"tcp", "udp"} {
