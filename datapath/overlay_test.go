@@ -7,13 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/weftmesh/weft/bpf"
 	"github.com/weftmesh/weft/identity"
@@ -49,6 +53,7 @@ func newOverlayPair(t *testing.T, underlay6 bool) *overlayPair {
 		h.ip("link set pod0 up")
 		h.ip("link set pod1 up")
 		h.ip("addr add " + podsOf[name][0] + "10/32 dev pod0")
+		h.ip("addr add " + podsOf[name][0] + "11/32 dev pod0")
 		h.ip("addr add " + podsOf[name][1] + "10/128 dev pod0 nodad")
 	}
 	p := &overlayPair{t: t, east: east, west: west}
@@ -82,7 +87,7 @@ func (p *overlayPair) tell(h *testHost) {
 			ops = append(ops, upsert(netip.PrefixFrom(ip, ip.BitLen()).String(), id))
 		}
 		for prefix, id := range map[string]identity.ID{
-			podsOf[of.name][0] + "10/32": of.pod, podsOf[of.name][1] + "10/128": of.pod,
+			podsOf[of.name][0] + "10/32": of.pod, podsOf[of.name][0] + "11/32": of.pod + 1, podsOf[of.name][1] + "10/128": of.pod,
 			n.IPv4PodCIDR.String(): identity.World, n.IPv6PodCIDR.String(): identity.World,
 		} {
 			op := upsert(prefix, id)
@@ -240,7 +245,7 @@ func TestOverlayRestartUnderTraffic(t *testing.T) {
 	east, west := p.east.start(), p.west.start()
 	testutil.Eventually(t, patience, func() error { return p.exchange(p.west, p.east, 0, 56) })
 	before := p.east.seen(t)
-	probe := p.east.probeBetween("10.2.1.10", "10.1.1.10")
+	probe := p.east.probeBetween("10.2.1.11", "10.1.1.10") // of another identity than what the exchange leaves behind
 	for range 3 {
 		probe.wait(50)
 		east.stop()
@@ -249,7 +254,53 @@ func TestOverlayRestartUnderTraffic(t *testing.T) {
 		west.stop()
 		west = p.west.start()
 	}
-	probe.check(before, 131329)
+	probe.check(before, 131330)
+}
+
+// Packets through the overlay, and a stream, come and are identified, all of them, while the agent of the node that they go to is
+// killed at random instants and started again.
+//
+// invariant 1
+// lesson: A1
+func TestOverlaySurvivesKills(t *testing.T) {
+	kills := 4
+	if os.Getenv("WEFT_TEST_FAULTS") != "" {
+		kills = 200
+	}
+	for mode, withoutTCX := range podModes() {
+		t.Run(mode, func(t *testing.T) {
+			p := newOverlayPair(t, false)
+			p.west.start()
+			start := func() *nobody { return p.east.startNobody(t, withoutTCX, overlayEnv+"=yes") }
+			n := start()
+			testutil.Eventually(t, patience, func() error {
+				if len(p.east.routes("119")) == 0 { // which come last
+					return errors.New("no routes")
+				}
+				return nil
+			})
+			testutil.Eventually(t, patience, func() error { return p.exchange(p.west, p.east, 0, 56) })
+			programs := p.east.kernelIDs()
+			before := p.east.seen(t)
+			probe := p.east.probeBetween("10.2.1.11", "10.1.1.10")
+			finish := p.east.startStream(p.west.ns, "10.2.1.10", p.east.ns, "10.1.1.10")
+			for range kills {
+				if err := n.cmd.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				_ = n.cmd.Wait() // it was killed
+				probe.wait(20)
+				n = start()
+				time.Sleep(rand.N(300 * time.Millisecond)) // whatever it is about then
+			}
+			probe.wait(100)
+			finish()
+			probe.check(before, 131330)
+			if diff := cmp.Diff(programs, p.east.kernelIDs()); diff != "" {
+				t.Errorf("maps, programs and links (-before +after):\n%s", diff)
+			}
+		})
+	}
 }
 
 // wantNothingLeft cleans east up.

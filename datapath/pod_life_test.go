@@ -41,6 +41,35 @@ func (h *podHost) checkPods(p *probe, before map[string]uint64) {
 	}
 }
 
+// checkPodsWithStream is checkPods where there was a stream the other way, too: nothing but what both programs of the way have
+// identified, and each the same.
+func (h *podHost) checkPodsWithStream(p *probe, before map[string]uint64) {
+	h.t.Helper()
+	p.stop()
+	sent, received := p.sent.Load(), p.received.Load()
+	h.t.Logf("%d packets sent, %d received", sent, received)
+	if sent == 0 || received != sent {
+		h.t.Errorf("%d packets sent, %d received", sent, received)
+	}
+	testutil.Eventually(h.t, patience, func() error { // the stream's last packets may be on their way
+		got := map[string]uint64{}
+		for name, n := range h.podCounts() {
+			if n -= before[name]; n != 0 {
+				got[name] = n
+			}
+		}
+		there, back := got[betweenPods[0]], got["ingress identified 65794 65793"]
+		want := map[string]uint64{
+			"ingress identified 65793 65794": there, "egress identified 65793 65794": there,
+			"ingress identified 65794 65793": back, "egress identified 65794 65793": back,
+		}
+		if diff := cmp.Diff(want, got); diff != "" || there < sent || back == 0 {
+			return fmt.Errorf("of %d packets and a stream (-want +got):\n%s", sent, diff)
+		}
+		return nil
+	})
+}
+
 // wantPodLinks waits until the devices have both programs, and returns what proves that they stay the same.
 func (h *podHost) wantPodLinks(devices ...string) (ids []string) {
 	h.t.Helper()
@@ -66,9 +95,10 @@ func (h *podHost) wantPodLinks(devices ...string) (ids []string) {
 	return ids
 }
 
-// Packets between pods are identified, each of them, while an agent of two capabilities is killed at random instants and
+// Packets between pods, and a stream, come and are identified, all of them, while an agent of two capabilities is killed at random instants and
 // started again. Its programs stay the same.
 //
+// invariant 1
 // lesson: A1, K2
 func TestPodsSurviveKills(t *testing.T) {
 	kills := 4
@@ -84,6 +114,7 @@ func TestPodsSurviveKills(t *testing.T) {
 			before := h.wantPodLinks("lxca", "lxcb")
 			counts := h.podCounts()
 			p := h.probeFrom(h.a.ns, podA, h.b.ns, podB)
+			finish := h.startStream(h.b.ns, podB, h.a.ns, podA)
 			p.wait(100)
 			for range kills {
 				if err := n.cmd.Process.Kill(); err != nil {
@@ -105,7 +136,8 @@ func TestPodsSurviveKills(t *testing.T) {
 			})
 			n.await(3)
 			p.wait(100)
-			h.checkPods(p, counts)
+			finish()
+			h.checkPodsWithStream(p, counts)
 			if diff := cmp.Diff(before, h.wantPodLinks("lxca", "lxcb")); diff != "" {
 				t.Errorf("programs at the devices (-before +after):\n%s", diff)
 			}

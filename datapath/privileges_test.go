@@ -35,6 +35,8 @@ const agentEnv = "WEFT_TEST_AGENT_BPFFS"
 const (
 	cgroupEnv = "WEFT_TEST_AGENT_CGROUP"
 	podsEnv   = "WEFT_TEST_AGENT_PODS"
+	// overlayEnv says that it is east of an overlayPair.
+	overlayEnv = "WEFT_TEST_AGENT_OVERLAY"
 )
 
 // Any user with two capabilities can run the agent, on links and on filters, and clean up behind it. Before Linux 5.11 it
@@ -226,6 +228,12 @@ func runUntilEOF(t *testing.T, bpffs string) error {
 	}
 	cfg.IPs.Apply([]ipcache.Op{upsert("172.18.2.1/32", 131329)})
 	cfg.Nodes.Upsert(testNode("west", 2, "west-1", []string{"172.18.2.1"}, "10.2.1.0/24"))
+	if os.Getenv(overlayEnv) != "" {
+		east, west := &testHost{t: t}, &testHost{t: t, cfg: Config{NodeIPs: []netip.Addr{netip.MustParseAddr("172.18.2.1")}}}
+		cfg.RoutingMode, cfg.IPs, cfg.Nodes = RoutingTunnel, ipcache.New(), node.NewTable()
+		east.cfg = cfg
+		(&overlayPair{t, east, west}).tell(east)
+	}
 	d, err := New(cfg)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -85,6 +86,65 @@ func (h *testHost) probeFrom(source *testutil.NetNS, from string, destination *t
 	})
 	h.t.Cleanup(p.stop)
 	return p
+}
+
+// startStream opens a TCP connection from one network namespace to another, and writes to it every millisecond until finish, which
+// wants that all of it came.
+func (h *testHost) startStream(source *testutil.NetNS, from string, destination *testutil.NetNS, to string) (finish func()) {
+	h.t.Helper()
+	var listener net.Listener
+	var err error
+	destination.Do(h.t, func() { listener, err = net.Listen("tcp", net.JoinHostPort(to, "7778")) })
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer listener.Close()
+	var out net.Conn
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: patience}
+	source.Do(h.t, func() { out, err = dialer.Dial("tcp", net.JoinHostPort(to, "7778")) })
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	in, err := listener.Accept()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var written, read int64
+	var writeErr, readErr error
+	done := make(chan struct{})
+	var both sync.WaitGroup
+	both.Go(func() {
+		defer out.Close()
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for chunk := make([]byte, 1000); writeErr == nil; {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+			}
+			var n int
+			n, writeErr = out.Write(chunk)
+			written += int64(n)
+		}
+	})
+	both.Go(func() {
+		defer in.Close()
+		read, readErr = io.Copy(io.Discard, in)
+	})
+	stop := sync.OnceFunc(func() {
+		close(done)
+		both.Wait()
+	})
+	h.t.Cleanup(stop)
+	return func() {
+		h.t.Helper()
+		stop()
+		h.t.Logf("stream: %d bytes written, %d read", written, read)
+		if written == 0 || read != written || writeErr != nil || readErr != nil {
+			h.t.Errorf("stream: %d bytes written (%v), %d read (%v)", written, writeErr, read, readErr)
+		}
+	}
 }
 
 // wait lets n more packets pass.
