@@ -5,6 +5,7 @@ package mesh
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -117,13 +118,18 @@ type watches struct {
 
 func (d *dir) newWatches() *watches {
 	w := &watches{names: make(map[string]map[string]bool)}
-	w.fs, w.err = fsnotify.NewWatcher()
-	if w.err != nil {
+	if w.open(); w.err != nil {
 		d.log.Warn("no notifications about cluster configs, reading the directory at intervals", "dir", d.path, "err", w.err)
-		return w
+	}
+	return w
+}
+
+func (w *watches) open() {
+	if w.fs, w.err = fsnotify.NewWatcher(); w.err != nil {
+		w.fs, w.err = nil, fmt.Errorf("read at intervals, since there are no notifications: %w: raise fs.inotify.max_user_instances", w.err)
+		return
 	}
 	w.events, w.errs = w.fs.Events, w.fs.Errors
-	return w
 }
 
 func (w *watches) close() {
@@ -136,6 +142,9 @@ func (w *watches) close() {
 func (w *watches) broken() bool { return w.fs == nil || w.err != nil }
 
 func (w *watches) begin() {
+	if w.fs == nil {
+		w.open() // by now there may be some for us
+	}
 	if w.fs == nil {
 		return
 	}

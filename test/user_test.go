@@ -17,6 +17,26 @@ import (
 	"github.com/weftmesh/weft/internal/testutil/golden"
 )
 
+// giveTo makes the host's agent that of a user.
+func (h *host) giveTo(t *testing.T, uid int) {
+	t.Helper()
+	h.uid = uid
+	for _, dir := range []string{filepath.Dir(h.socket), h.bpffs} {
+		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			return os.Lchown(path, uid, uid)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // The agent is a user's, as the package has it, and root is the administrator: he looks at it, at what it pinned, and takes
 // that away when it is gone.
 //
@@ -29,21 +49,7 @@ func TestAgentOfAnotherUser(t *testing.T) {
 	west.Load(t, golden.Path(t, "kvstore-state-west.jsonl"))
 	h := newHost(t)
 	west.WriteConfig(t, filepath.Join(h.clustermesh, "west"))
-	h.uid = 65534
-	for _, dir := range []string{filepath.Dir(h.socket), h.bpffs} {
-		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-			if err != nil {
-				return err
-			}
-			return os.Lchown(path, h.uid, h.uid)
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	h.giveTo(t, 65534)
 	weft := func(args string) (string, error) {
 		out, err := exec.Command(os.Getenv(weftEnv), strings.Fields(args)...).CombinedOutput()
 		return string(out), err
