@@ -93,8 +93,9 @@ type Config struct {
 	ServiceTCFlows uint32
 	Log            *slog.Logger
 
-	withoutTCX   bool          // as on a kernel that has none
-	compareEvery time.Duration // 0: compareInterval
+	withoutTCX   bool                     // as on a kernel that has none
+	compareEvery time.Duration            // 0: compareInterval
+	refuseRoute  func(netip.Prefix) error // nil, or says what keeps the kernel from taking a route
 }
 
 // validate fills in the defaults.

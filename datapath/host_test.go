@@ -8,10 +8,12 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/weftmesh/weft/internal/testutil"
 	"github.com/weftmesh/weft/node"
@@ -158,6 +160,62 @@ func TestForeignRoutesAreUntouched(t *testing.T) {
 	h.cfg.Nodes.Delete("west", "west-1")
 	h.wantRoutes("119")
 	h.wantRoutes("static", slices.DeleteFunc(before, func(r string) bool { return strings.HasPrefix(r, "10.2.1.0/24") })...)
+}
+
+// While the link to a node is down, so is the route to its pods, and the status names it; nothing else suffers.
+//
+// lesson: K5
+func TestRouteToADownLink(t *testing.T) {
+	h := newTestHost(t)
+	h.hear(0)
+	h.ip("link add eth1 type veth peer name far1")
+	h.ip("link set far1 up")
+	h.ip("addr add 172.19.1.1/16 dev eth1")
+	h.native(
+		testNode("west", 2, "west-1", []string{"172.18.2.1"}, "10.2.1.0/24"),
+		testNode("west", 2, "west-2", []string{"172.19.2.1"}, "10.2.2.0/24"),
+	)
+	a := h.start()
+	other, behind := "10.2.1.0/24 via 172.18.2.1 dev eth0", "10.2.2.0/24 via 172.19.2.1 dev eth1"
+	for range 2 {
+		h.wantRoutes("119", other)
+		a.wantRouteError("10.2.2.0/24", "172.19.2.1")
+		h.ip("link set eth1 up")
+		h.wantRoutes("119", other, behind)
+		h.ip("link set eth1 down") // of which the kernel takes the routes
+	}
+	h.wantRoutes("119", other)
+}
+
+// A route that the kernel has no room for is tried again, and the status says so; the others are there meanwhile.
+//
+// invariant 7
+// lesson: K5
+func TestRouteTableFull(t *testing.T) {
+	h := newTestHost(t)
+	h.hear(0)
+	var full atomic.Bool
+	full.Store(true)
+	h.cfg.refuseRoute = func(p netip.Prefix) error {
+		if p == netip.MustParsePrefix("10.2.2.0/24") && full.Load() {
+			return unix.ENOSPC
+		}
+		return nil
+	}
+	h.native(testNode("west", 2, "west-1", []string{"172.18.2.1"}, "10.2.1.0/24", "10.2.2.0/24", "10.2.3.0/24"))
+	a := h.start()
+	some := []string{"10.2.1.0/24 via 172.18.2.1 dev eth0", "10.2.3.0/24 via 172.18.2.1 dev eth0"}
+	h.wantRoutes("119", some...)
+	a.wantRouteError("10.2.2.0/24", "no space left")
+	full.Store(false)
+	h.cfg.Nodes.Upsert(testNode("west", 2, "west-2", []string{"172.18.2.2"}, "10.2.4.0/24")) // so that it does not take 5 s
+	h.wantRoutes("119", append(some, "10.2.2.0/24 via 172.18.2.1 dev eth0", "10.2.4.0/24 via 172.18.2.2 dev eth0")...)
+	testutil.Eventually(t, patience, func() error {
+		if slices.ContainsFunc(a.Status().Routes, func(r RouteStatus) bool { return r.Error != "" || !r.Installed }) {
+			return fmt.Errorf("routes %+v, want no error", a.Status().Routes)
+		}
+		return nil
+	})
 }
 
 func TestUnreachableNode(t *testing.T) {

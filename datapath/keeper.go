@@ -344,7 +344,7 @@ func (k *keeper) checkRoutes(claims []routeClaim, have []kernelRoute, prune bool
 		if was, ok := k.leftRoutes[c.Prefix]; ok && was == c.route {
 			drift++
 		}
-		if err := k.host.set(c); err != nil {
+		if err := k.setRoute(c); err != nil {
 			failed[c.Prefix] = fmt.Errorf("set route: %w", err)
 		}
 	}
@@ -372,6 +372,15 @@ func (k *keeper) checkRoutes(claims []routeClaim, have []kernelRoute, prune bool
 		states[i].Device = names[uint32(wanted[c.Prefix].IfIndex)]
 	}
 	return states, changes.waiting > 0, errors.Join(errs...)
+}
+
+func (k *keeper) setRoute(c routeChange) error {
+	if refuse := k.datapath.cfg.refuseRoute; refuse != nil {
+		if err := refuse(c.Prefix); err != nil {
+			return err
+		}
+	}
+	return k.host.set(c)
 }
 
 // resolve finds the devices of the claims that are granted, and notes an error at those that have none. keep are prefixes

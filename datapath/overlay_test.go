@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/weftmesh/weft/bpf"
 	"github.com/weftmesh/weft/identity"
@@ -300,6 +302,64 @@ func TestOverlaySurvivesKills(t *testing.T) {
 				t.Errorf("maps, programs and links (-before +after):\n%s", diff)
 			}
 		})
+	}
+}
+
+// Neighbours and forwarding entries that somebody puts at the overlay's device lead no packet astray, and stay.
+//
+// lesson: K5
+func TestOverlayForeignNeighbours(t *testing.T) {
+	p := newOverlayPair(t, false)
+	a := p.east.start()
+	p.west.start()
+	testutil.Eventually(t, patience, func() error { return p.exchange(p.east, p.west, 0, 56) })
+	p.east.ip("-4 neighbour replace 10.2.1.10 lladdr 02:00:00:00:00:99 nud permanent dev weft_vxlan")
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 0x99}
+	var err error
+	p.east.ns.Do(t, func() {
+		var l netlink.Link
+		if l, err = netlink.LinkByName(overlayDevice); err == nil {
+			err = netlink.NeighAppend(&netlink.Neigh{LinkIndex: l.Attrs().Index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT,
+				Flags: netlink.NTF_SELF, IP: net.IPv4(192, 0, 2, 1), HardwareAddr: mac, VNI: 4711})
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign := func() (entries []string) {
+		p.east.ns.Do(t, func() {
+			l, err := netlink.LinkByName(overlayDevice)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, family := range []int{unix.AF_INET, unix.AF_BRIDGE} {
+				list, err := netlink.NeighList(l.Attrs().Index, family)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, n := range list {
+					if n.HardwareAddr.String() == mac.String() {
+						entries = append(entries, fmt.Sprintf("%d %v %v", family, n.IP, n.HardwareAddr))
+					}
+				}
+			}
+		})
+		return entries
+	}
+	before := foreign()
+	if len(before) != 2 {
+		t.Fatalf("foreign entries %q, want two", before)
+	}
+	for _, family := range []int{0, 1} {
+		if err := p.exchange(p.east, p.west, family, 56); err != nil {
+			t.Errorf("with entries of somebody else: %v", err)
+		}
+	}
+	if report, err := a.Verify(t.Context(), true); err != nil || len(report.Differences) != 0 {
+		t.Errorf("verify: %+v, %v", report.Differences, err)
+	}
+	if diff := cmp.Diff(before, foreign()); diff != "" {
+		t.Errorf("entries of somebody else (-before +after):\n%s", diff)
 	}
 }
 
