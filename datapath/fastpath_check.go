@@ -21,6 +21,7 @@ func (f *fastPath) Walk() mapWalk { return f.trie.Walk() }
 // somebody else has written them: then they are replaced, as they are, now and then, where one could not be had or is far too large.
 func (f *fastPath) Check(keys []bpf.IPCacheKey, values []bpf.IPCacheValue, all bool) error {
 	wrong := false
+	f.hosts.touch(keys)
 	for i := range keys {
 		wrong = wrong || f.hosts.differs(&keys[i], values[i].Identity)
 	}
@@ -73,6 +74,19 @@ func shownAt(outer *ebpf.Map, key uint32) (shown ebpf.MapID, err error) {
 		return 0, explain("look at the tables of hosts", err)
 	}
 	return shown, nil
+}
+
+// touch reads ahead what the tables have of keys.
+func (s *hostSet) touch(keys []bpf.IPCacheKey) {
+	for i := range keys {
+		at, ok := hostIndex(&keys[i])
+		if !ok || s.networks[at] != nil && s.networks[at].Touch(keys[i].IP) {
+			continue
+		}
+		if s.tables[at] != nil {
+			s.tables[at].Touch(keys[i].IP)
+		}
+	}
 }
 
 // differs reports whether the set has something else of a host than an identity. One that had no room for all may lack any.

@@ -84,15 +84,7 @@ func (s *hostSet) add(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) {
 	const some = 256 // lines of memory: they fit into the first cache
 	for len(keys) > 0 {
 		n := min(len(keys), some)
-		for i := range keys[:n] {
-			at, ok := hostIndex(&keys[i])
-			if !ok || s.networks[at] != nil && s.networks[at].Touch(keys[i].IP) {
-				continue
-			}
-			if s.tables[at] != nil {
-				s.tables[at].Touch(keys[i].IP)
-			}
-		}
+		s.touch(keys[:n])
 		for i := range keys[:n] {
 			if at, ok := hostIndex(&keys[i]); ok && values[i].Identity != 0 {
 				s.set(at, keys[i].IP, values[i].Identity)

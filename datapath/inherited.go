@@ -6,18 +6,21 @@ import (
 	"bytes"
 	"cmp"
 	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weftmesh/weft/bpf"
 )
 
 // inherited holds the entries that a map was found with and of which the table has not spoken since: 48 bytes each,
-// without pointers, and given back as the table speaks. It serves both ends of taking over a map: what the table says that is
+// and given back as the table speaks, in memory of its own: Go's would let twice as much be garbage before it collects. It serves both ends of taking over a map: what the table says that is
 // there already need not be written, and what the table never says is to be pruned.
 //
 // Entries belong to a group, of which there are few: whether one may be pruned is decided by group. A nil one is empty.
 type inherited struct {
 	chunks []inheritedChunk // sorted, as their entries are
-	left   int              // entries not spoken of
+	left   int              // entries not spoken of; where there are some, Close gives back their memory
 	groups map[uint16]int   // of those, how many by group
 	group  func(bpf.IPCacheValue) uint16
 }
@@ -28,6 +31,7 @@ type inheritedChunk struct {
 	entries []inheritedEntry
 	spoken  []uint64 // bit i: the table has spoken of entries[i]
 	left    int
+	memory  []byte // that of entries, if it is not Go's
 }
 
 type inheritedEntry struct {
@@ -39,23 +43,53 @@ type inheritedEntry struct {
 func inherit(dump func(yield func([]bpf.IPCacheKey, []bpf.IPCacheValue)) error, group func(bpf.IPCacheValue) uint16) (*inherited, error) {
 	h := &inherited{groups: map[uint16]int{}, group: group}
 	err := dump(func(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) {
-		entries := make([]inheritedEntry, len(keys))
+		entries, memory := inheritedMemory(len(keys))
 		for i := range keys {
 			entries[i] = inheritedEntry{keys[i], values[i]}
 			h.groups[group(values[i])]++
 		}
-		h.add(entries)
+		h.add(entries, memory)
 	})
 	if err != nil {
+		h.Close()
 		return nil, err
 	}
 	h.sort()
 	return h, nil
 }
 
-func (h *inherited) add(entries []inheritedEntry) {
+// inheritedMemory is memory for n entries; if they are few, or the kernel has none, it is Go's.
+func inheritedMemory(n int) (entries []inheritedEntry, memory []byte) {
+	if n < dumpChunk/2 {
+		return make([]inheritedEntry, n), nil
+	}
+	memory, err := unix.Mmap(-1, 0, n*int(unsafe.Sizeof(inheritedEntry{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return make([]inheritedEntry, n), nil
+	}
+	return unsafe.Slice((*inheritedEntry)(unsafe.Pointer(&memory[0])), n), memory
+}
+
+func (c *inheritedChunk) free() {
+	if c.memory != nil {
+		_ = unix.Munmap(c.memory)
+	}
+	c.entries, c.spoken, c.memory = nil, nil, nil
+}
+
+// Close gives the memory back of what is left. Nothing may be asked afterwards.
+func (h *inherited) Close() {
+	if h == nil {
+		return
+	}
+	for i := range h.chunks {
+		h.chunks[i].free()
+	}
+}
+
+func (h *inherited) add(entries []inheritedEntry, memory []byte) {
 	h.left += len(entries)
-	h.chunks = append(h.chunks, inheritedChunk{entries[0].key, entries, make([]uint64, (len(entries)+63)/64), len(entries)})
+	h.chunks = append(h.chunks, inheritedChunk{entries[0].key, entries, make([]uint64, (len(entries)+63)/64), len(entries), memory})
 }
 
 // sort brings the entries into order, unless the kernel has yielded them so.
@@ -67,11 +101,12 @@ func (h *inherited) sort() {
 			all := make([]inheritedEntry, 0, h.left)
 			for _, c := range h.chunks {
 				all = append(all, c.entries...)
+				c.free()
 			}
 			slices.SortFunc(all, byKey)
 			h.chunks, h.left = nil, 0
 			for part := range slices.Chunk(all, dumpChunk) {
-				h.add(part)
+				h.add(part, nil)
 			}
 			return
 		}
@@ -141,7 +176,7 @@ func (h *inherited) cross(c *inheritedChunk, i int) {
 	h.groups[h.group(c.entries[i].value)]--
 	c.spoken[i/64] |= 1 << (i % 64)
 	if c.left--; c.left == 0 {
-		c.entries, c.spoken = nil, nil
+		c.free()
 	}
 }
 
@@ -165,7 +200,9 @@ func (h *inherited) take(prunable func(group uint16) bool) []bpf.IPCacheKey {
 		for i := range entries {
 			if e := &entries[i]; spoken[i/64]&(1<<(i%64)) == 0 && named[h.group(e.value)] {
 				keys = append(keys, e.key)
-				h.cross(c, i)
+				if h.cross(c, i); c.left == 0 {
+					break // the memory of entries is gone
+				}
 			}
 		}
 	}

@@ -97,6 +97,10 @@ func newReconciler(cfg *Config, kernel prefixMap) *reconciler {
 
 // run reconciles until ctx ends. It calls done after each pass that got to the end of what the table had to say.
 func (r *reconciler) run(ctx context.Context, done func()) {
+	defer func() {
+		r.inherited.Close()
+		r.inherited = nil
+	}()
 	scrub := time.NewTimer(r.pace.pause(0, r.table.Len()/scrubChunk+1, false))
 	defer scrub.Stop()
 	wait := time.NewTimer(0)
@@ -185,7 +189,8 @@ func (r *reconciler) carried() { r.propagation.taken(r.table, r.since, len(r.fai
 
 // read takes over what the kernel holds and begins with the table anew.
 func (r *reconciler) read() error {
-	r.inherited, r.scrubbing = nil, nil // free the old before the new
+	r.inherited.Close() // free the old before the new
+	r.inherited, r.scrubbing = nil, nil
 	r.unread = true
 	found, err := inherit(r.kernel.Dump, r.group)
 	if err != nil {

@@ -95,7 +95,7 @@ func (d *Datapath) VerifyTelling(ctx context.Context, repair bool, tell func(don
 const (
 	// compareInterval is how long it takes to compare the whole, some entries at a time or all at once: of what somebody else
 	// changes in a map the kernel tells nobody, and it is to be right again within half a minute.
-	compareInterval = 22 * time.Second
+	compareInterval = 24 * time.Second
 	// compareShare bounds the part of the time that comparing takes, one in so many, at the cost of the interval. A million
 	// entries take a second, and so a twentieth.
 	compareShare = 10
