@@ -136,6 +136,7 @@ func TestIPCacheReader(t *testing.T) {
 	}
 }
 
+// invariant 1
 // lesson: A2
 // lesson: X4
 // lesson: X10

@@ -112,6 +112,8 @@ func TestFastPathHoldsHosts(t *testing.T) {
 }
 
 // TestFastPathOrder: while the map changes an entry, and whenever it fails to, programs do not find the entry in a table.
+//
+// invariant 4
 func TestFastPathOrder(t *testing.T) {
 	b := newFastBench(t)
 	var broken error
@@ -290,6 +292,7 @@ func TestFastPathGrows(t *testing.T) {
 // TestFastPathOutlivesTheAgent: programs go on reading the tables while no agent runs; the next agent replaces them without
 // a gap.
 //
+// invariant 1
 // lesson: A1
 func TestFastPathOutlivesTheAgent(t *testing.T) {
 	h := newTestHost(t)

@@ -245,6 +245,7 @@ func TestUnreachableNode(t *testing.T) {
 	h.wantRoutes("119", good, "10.2.1.0/24 via 192.0.2.1 dev eth0")
 }
 
+// invariant 2
 // mechanism: F4
 func TestRoutesWaitForTheirSources(t *testing.T) {
 	h := newTestHost(t)

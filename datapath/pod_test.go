@@ -291,6 +291,7 @@ func TestPodCheckDrops(t *testing.T) {
 // What an agent finds at pods' devices when it starts stays until all pods are known; what somebody takes away is put
 // back, and told of.
 //
+// invariant 2
 // lesson: K2
 func TestPodsOutliveTheAgent(t *testing.T) {
 	for name, withoutTCX := range podModes() {

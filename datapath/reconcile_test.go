@@ -202,6 +202,8 @@ func (b *reconcilerBench) want(log ...string) {
 }
 
 // Additions go before deletions; the more specific first, and last to go.
+//
+// invariant 4
 func TestOrderOfWrites(t *testing.T) {
 	b := newReconcilerBench(t, newRecorder())
 	b.apply(upsert("10.2.0.0/16", 2), upsert("10.2.1.0/24", 2), upsert("10.2.1.10/32", 131329), upsert("fd00::/64", 2),
@@ -218,6 +220,7 @@ func TestOrderOfWrites(t *testing.T) {
 	b.want("set 10.4.1.1/32 131332")
 }
 
+// invariant 2
 // lesson: X4
 // lesson: X1
 func TestTakesOverAMap(t *testing.T) {
@@ -264,6 +267,8 @@ func TestTakesOverAMap(t *testing.T) {
 }
 
 // What is claimed between the look at the table and the question who has been heard is not pruned.
+//
+// invariant 2
 func TestPruneSeesWhatIsClaimedMeanwhile(t *testing.T) {
 	kernel := newRecorder()
 	first := newReconcilerBench(t, kernel)
@@ -345,6 +350,7 @@ func TestReset(t *testing.T) {
 	b.want("delete 10.2.1.11/32")
 }
 
+// invariant 7
 // lesson: K1
 func TestMapFull(t *testing.T) {
 	kernel := newRecorder()
@@ -379,6 +385,8 @@ func TestMapFull(t *testing.T) {
 }
 
 // A write that fails is tried again, without holding up any other.
+//
+// invariant 7
 func TestRefusedWrites(t *testing.T) {
 	kernel := newRecorder()
 	bad := bpf.MakeIPCacheKey(netip.MustParsePrefix("10.2.1.1/32"))

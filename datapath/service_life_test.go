@@ -64,6 +64,8 @@ func (h *serviceHost) serviceIDs() map[string]string {
 
 // A restarted agent takes everything over as it is and writes nothing; connections and counts go on. What it has not heard
 // of stays until all have been heard who may know of it.
+//
+// invariant 1
 func TestServicesSurviveRestart(t *testing.T) {
 	h := newServiceHost(t)
 	const frontend = "tcp 10.96.0.10:80"

@@ -222,6 +222,7 @@ func TestLinkPinRemoved(t *testing.T) {
 
 // A map that is full is a difference that cannot be repaired; it is no drift.
 //
+// invariant 7
 // lesson: K1
 func TestVerifyFullMap(t *testing.T) {
 	kernel := newRecorder()

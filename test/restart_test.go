@@ -194,6 +194,7 @@ func otherBuild(t *testing.T) string {
 // while traffic flows, while a cluster is read for the first time, and at last without any etcd to read. No packet is lost,
 // none goes unidentified. In the end the kernel has what the cluster says.
 //
+// invariant 1
 // lesson: A1, A2, A3, A4, X4, X10
 func TestKilledAtRandom(t *testing.T) {
 	if !testutil.Isolate(t) {
