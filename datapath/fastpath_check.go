@@ -18,24 +18,25 @@ const rebuildInterval = 5 * time.Minute
 func (f *fastPath) Walk() mapWalk { return f.trie.Walk() }
 
 // Check holds the tables against entries of the map. Where they say something else, or say something of what the map has not,
-// somebody else has written them: then they are replaced, as they are, now and then, where one could not be had or is far too large.
-func (f *fastPath) Check(keys []bpf.IPCacheKey, values []bpf.IPCacheValue, all bool) error {
-	wrong := false
+// somebody else has written them: they are wrong, and replaced. They are replaced, too, where they lack a host, which costs time
+// alone, and now and then where one could not be had or is far too large.
+func (f *fastPath) Check(keys []bpf.IPCacheKey, values []bpf.IPCacheValue, all bool) (wrong bool, err error) {
 	f.hosts.touch(keys)
+	lacks := false
 	for i := range keys {
-		wrong = wrong || f.hosts.differs(&keys[i], values[i].Identity)
+		has, differs := f.hosts.compare(&keys[i], values[i].Identity)
+		lacks = lacks || differs && has == 0
+		wrong = wrong || differs && has != 0
 	}
 	if all && !wrong {
-		others, err := f.others()
-		if err != nil {
-			return err
+		if wrong, err = f.others(); err != nil {
+			return false, err
 		}
-		wrong = others || f.hosts.wanting() && time.Since(f.rebuilt) >= rebuildInterval
 	}
-	if !wrong {
-		return nil
+	if !wrong && !lacks && !(all && f.hosts.wanting() && time.Since(f.rebuilt) >= rebuildInterval) {
+		return false, nil
 	}
-	return f.Dump(func([]bpf.IPCacheKey, []bpf.IPCacheValue) {})
+	return wrong, f.Dump(func([]bpf.IPCacheKey, []bpf.IPCacheValue) {})
 }
 
 // others reports whether programs see other tables than ours, or more in ours than was written there.
@@ -89,15 +90,16 @@ func (s *hostSet) touch(keys []bpf.IPCacheKey) {
 	}
 }
 
-// differs reports whether the set has something else of a host than an identity. One that had no room for all may lack any.
-func (s *hostSet) differs(key *bpf.IPCacheKey, identity uint32) bool {
+// compare returns what a table has of a key, and whether it should have another identity, or one at all. It may lack any if it
+// had no room for all.
+func (s *hostSet) compare(key *bpf.IPCacheKey, identity uint32) (has uint32, differs bool) {
 	at, ok := hostIndex(key)
 	if !ok {
-		return false
+		return 0, false
 	}
-	has := s.get(at, key.IP)
+	has = s.get(at, key.IP)
 	complete := !s.stuck[at].table && (s.tables[at] == nil || s.tables[at].crowded == 0)
-	return has != identity && (has != 0 || complete)
+	return has, has != identity && (has != 0 || complete)
 }
 
 // wanting reports whether more memory was not to be had, or far more is taken than is needed.

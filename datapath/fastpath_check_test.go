@@ -37,19 +37,20 @@ func TestFastPathCheck(t *testing.T) {
 		what    string
 		write   func()
 		drifted uint64
+		wrong   bool
 	}{
-		{"nothing", func() {}, 0},
-		{"another identity", func() { table().Set(at(ip), 999) }, 1},
-		{"no identity", func() { table().Delete(at(ip)) }, 0},
+		{"nothing", func() {}, 0, false},
+		{"another identity", func() { table().Set(at(ip), 999) }, 1, true},
+		{"no identity", func() { table().Delete(at(ip)) }, 0, false},
 		{"a host that the map does not have", func() {
 			behind(func() { table().Set(at(other), 999) }, func() { table().Delete(at(other)) })
-		}, 1},
+		}, 1, true},
 		{"no table", func() {
 			if err := b.maps.hosts.Delete(uint32(0)); err != nil {
 				t.Fatal(err)
 			}
-		}, 0},
-		{"nothing again", func() {}, 0},
+		}, 0, true},
+		{"nothing again", func() {}, 0, false},
 	} {
 		before := b.status()
 		v.write()
@@ -59,11 +60,13 @@ func TestFastPathCheck(t *testing.T) {
 		if err != nil || n != 3 || !end {
 			t.Fatalf("%d entries, end %t, %v", n, end, err)
 		}
-		if err := b.Check(keys[:n], values[:n], false); err != nil {
+		one, err := b.Check(keys[:n], values[:n], false)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Check(nil, nil, true); err != nil {
-			t.Fatal(err)
+		other, err := b.Check(nil, nil, true)
+		if err != nil || (one || other) != v.wrong {
+			t.Errorf("%s: something is wrong: %t, %t, %v", v.what, one, other, err)
 		}
 		after := b.status()
 		if rebuilt := after.Rebuilds > before.Rebuilds; rebuilt != (v.what[:7] != "nothing") || after.Drift-before.Drift != v.drifted {
@@ -108,7 +111,7 @@ func TestFastPathCheckNetworks(t *testing.T) {
 		before := b.status().Rebuilds
 		v.write()
 		for at := 0; at < len(keys); at += 10 {
-			if err := b.Check(keys[at:at+10], identitiesFrom(uint32(1000+at), 10), at+10 == len(keys)); err != nil {
+			if _, err := b.Check(keys[at:at+10], identitiesFrom(uint32(1000+at), 10), at+10 == len(keys)); err != nil {
 				t.Fatal(err)
 			}
 		}

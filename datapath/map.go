@@ -132,8 +132,8 @@ type prefixMap interface {
 	// Walk begins a walk through all entries.
 	Walk() mapWalk
 	// Check holds what programs find before they look into the map against entries of it, and puts right what differs. With
-	// all, every entry has been looked at since the last time, and there must be nothing else.
-	Check(keys []bpf.IPCacheKey, values []bpf.IPCacheValue, all bool) error
+	// all, every entry has been looked at since the last time, and there must be nothing else. wrong: something did differ.
+	Check(keys []bpf.IPCacheKey, values []bpf.IPCacheValue, all bool) (wrong bool, err error)
 }
 
 // mapWalk fills keys and values with the next entries, as many as fit, and returns how many there were; end: they were the last
@@ -200,7 +200,9 @@ func (k *kernelMap) Walk() mapWalk {
 }
 
 // Check has nothing to do: programs look into the map.
-func (k *kernelMap) Check([]bpf.IPCacheKey, []bpf.IPCacheValue, bool) error { return nil }
+func (k *kernelMap) Check([]bpf.IPCacheKey, []bpf.IPCacheValue, bool) (bool, error) {
+	return false, nil
+}
 
 // dumpChunk is how many entries one system call of a dump returns.
 const dumpChunk = 4096

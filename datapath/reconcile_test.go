@@ -121,7 +121,7 @@ func (m *recorder) Walk() mapWalk {
 	}
 }
 
-func (m *recorder) Check([]bpf.IPCacheKey, []bpf.IPCacheValue, bool) error { return nil }
+func (m *recorder) Check([]bpf.IPCacheKey, []bpf.IPCacheValue, bool) (bool, error) { return false, nil }
 
 // content is what the map holds, by prefix.
 func (m *recorder) content() map[string]uint32 {

@@ -41,6 +41,7 @@ type scrub struct {
 
 	compared int
 	drift    int           // entries that somebody else had changed
+	misled   bool          // programs found something else before they looked into the map
 	took     time.Duration // all steps together
 }
 
@@ -101,7 +102,7 @@ func (s *scrub) step() (suspects []suspect, done bool, err error) {
 		suspects = kept
 	}
 	if done {
-		err = s.kernel.Check(nil, nil, true)
+		err = s.check(nil, nil, true)
 	}
 	s.took += time.Since(began)
 	return suspects, done, err
@@ -139,7 +140,14 @@ func (s *scrub) walk() (suspects []suspect, err error) {
 		s.keys[right], s.values[right] = one.key, one.have
 		right++
 	}
-	return suspects, s.kernel.Check(s.keys[:right], s.values[:right], false)
+	return suspects, s.check(s.keys[:right], s.values[:right], false)
+}
+
+// check looks at what programs find before they look into the map.
+func (s *scrub) check(keys []bpf.IPCacheKey, values []bpf.IPCacheValue, all bool) error {
+	wrong, err := s.kernel.Check(keys, values, all)
+	s.misled = s.misled || wrong
+	return err
 }
 
 // mayGo reports whether an entry that the table does not have may be deleted.

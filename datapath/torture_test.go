@@ -84,6 +84,7 @@ type torture struct {
 	keys     []bpf.IPCacheKey
 	versions []uint32 // of each key, raised by each change
 	there    []bool
+	changes  int
 }
 
 // stable reports whether a key is never deleted.
@@ -151,8 +152,9 @@ func (o *torture) change(rng *rand.Rand) int {
 	var keys []bpf.IPCacheKey
 	var values []bpf.IPCacheValue
 	var err error
+	o.changes++
 	switch remove := rng.IntN(3) == 0; {
-	case rng.IntN(2000) == 0:
+	case o.changes%1000 == 0:
 		err = o.path.Dump(func([]bpf.IPCacheKey, []bpf.IPCacheValue) {})
 	case remove:
 		for i := from; i < from+n; i++ {

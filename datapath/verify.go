@@ -132,20 +132,20 @@ func (r *reconciler) verify(ctx context.Context, repair bool, tell func(done, to
 	if err := r.pass(ctx, time.Now()); err != nil {
 		return Report{}, err
 	}
-	suspects, compared, err := r.compare(tell)
+	suspects, s, err := r.compare(tell)
 	if err != nil {
 		return Report{}, err
 	}
-	report := Report{Compared: compared, More: max(0, len(suspects)-shownDifferences)}
+	report := Report{Compared: s.compared, More: max(0, len(suspects)-shownDifferences)}
 	keys := make([]bpf.IPCacheKey, len(suspects))
 	drift := 0
-	for i, s := range suspects {
-		keys[i] = s.key
-		if _, known := r.failed[s.key]; !known {
+	for i, one := range suspects {
+		keys[i] = one.key
+		if _, known := r.failed[one.key]; !known {
 			drift++
 		}
 		if i < shownDifferences {
-			report.add(r.describe(s))
+			report.add(r.describe(one))
 		}
 	}
 	if repair {
@@ -155,6 +155,9 @@ func (r *reconciler) verify(ctx context.Context, repair bool, tell func(done, to
 		_, failed := r.failed[keys[i]]
 		report.Differences[i].Repaired = repair && !failed
 	}
+	if s.misled { // for programs, that is made anew at once
+		report.add(Difference{Kind: KindFastPath, Object: bpf.MapHosts, Want: "the identities of the map", Have: "others", Repaired: true})
+	}
 	if drift > 0 {
 		r.log.Warn("the map ipcache was changed by somebody else", "entries", drift, "repaired", repair)
 	}
@@ -163,10 +166,10 @@ func (r *reconciler) verify(ctx context.Context, repair bool, tell func(done, to
 	return report, nil
 }
 
-// compare returns all entries of the map that differ from the table, and how many it has looked at. Nobody writes the map
+// compare returns all entries of the map that differ from the table, and the scrub that found them. Nobody writes the map
 // meanwhile but who should not. tell, if it is not nil, is told how far it is.
-func (r *reconciler) compare(tell func(done, total int)) (suspects []suspect, compared int, err error) {
-	s := r.newScrub(dumpChunk)
+func (r *reconciler) compare(tell func(done, total int)) (suspects []suspect, s *scrub, err error) {
+	s = r.newScrub(dumpChunk)
 	total := r.table.Len()
 	if tell == nil {
 		tell = func(int, int) {}
@@ -175,11 +178,11 @@ func (r *reconciler) compare(tell func(done, total int)) (suspects []suspect, co
 	for {
 		some, done, err := s.step()
 		if err != nil {
-			return nil, 0, err
+			return nil, nil, err
 		}
 		tell(s.compared, max(s.compared, total))
 		if suspects = append(suspects, some...); done {
-			return suspects, s.compared, nil
+			return suspects, s, nil
 		}
 	}
 }

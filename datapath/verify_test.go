@@ -144,6 +144,34 @@ func TestVerifyHost(t *testing.T) {
 	}
 }
 
+// Tables in front of the map that somebody else has changed are a difference, and are made anew at once.
+//
+// lesson: K2
+func TestVerifyFastPath(t *testing.T) {
+	h := newTestHost(t)
+	h.hear(0)
+	a := h.start()
+	h.cfg.IPs.Apply([]ipcache.Op{upsert("10.2.1.10/32", 131329)})
+	h.wantEntries(map[string]identity.ID{"10.2.1.10/32": 131329})
+	m, err := ebpf.LoadPinnedMap(h.cfg.BPFFS+"/weft/hosts", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	testutil.Eventually(t, patience, func() error { return m.Delete(uint32(0)) }) // it comes after the entry
+	want := []string{"fast-path weft_hosts: want the identities of the map, have others"}
+	if diff := cmp.Diff(want, a.verify(true)); diff != "" {
+		t.Errorf("differences (-want +got):\n%s", diff)
+	}
+	var table uint32
+	if err := m.Lookup(uint32(0), &table); err != nil {
+		t.Errorf("the table of IPv4: %v", err)
+	}
+	if got := a.verify(false); len(got) != 0 {
+		t.Errorf("differences after repair: %v", got)
+	}
+}
+
 // What the programs are told is told them again when somebody else tells them otherwise.
 //
 // lesson: K2
