@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -127,5 +128,52 @@ func TestMetricsWithoutCounters(t *testing.T) {
 	}
 	if err := contains(log.String(), "no pins"); err != nil {
 		t.Error(err)
+	}
+}
+
+// How many series there are depends on how many clusters there are, and on nothing that they publish: not on identities, their
+// labels, or who talks to whom. The text is what Prometheus takes for clean.
+func TestMetricsAreBounded(t *testing.T) {
+	served := func(clusters, pairs int) string {
+		status := func() api.Status {
+			s := busyStatus()
+			one := s.Clusters[1]
+			for i := range clusters {
+				c := one
+				c.Name, c.ID = fmt.Sprintf("region-%d", i), uint32(i+3)
+				c.LastError, c.Rejections = "x\"\n\\", []api.Rejection{{Kind: "ip\n", Key: "\x1b[2J", Reason: "\xff"}}
+				s.Clusters = append(s.Clusters, c)
+			}
+			return s
+		}
+		counters := func() (all []counter, err error) {
+			for i := range pairs {
+				all = append(all, counter{Source: uint32(i), Destination: uint32(2 * i), Direction: "ingress", Verdict: "identified", Mode: "native", Packets: 1, Bytes: 1})
+			}
+			return all, nil
+		}
+		r := httptest.NewRecorder()
+		newHandler(slog.New(slog.DiscardHandler), newCollector(status, counters)).ServeHTTP(r, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		return r.Body.String()
+	}
+	series := func(clusters, pairs int) (n int) {
+		for line := range strings.Lines(served(clusters, pairs)) {
+			if strings.HasPrefix(line, "weft_") {
+				n++
+			}
+		}
+		return n
+	}
+	none, half, most := series(0, 1), series(127, 1), series(254, 1)
+	if each := (most - none) / 254; each > 40 || half-none != 127*each || most-none != 254*each {
+		t.Errorf("%d series without clusters, %d with 127, %d with 254: want as many for each, and at most 40", none, half, most)
+	}
+	if n := series(254, 10_000); n != most {
+		t.Errorf("%d series with 10000 pairs of identities, %d with one", n, most)
+	}
+	check := exec.Command("promtool", "check", "metrics")
+	check.Stdin = strings.NewReader(served(254, 10))
+	if out, err := check.CombinedOutput(); err != nil {
+		t.Errorf("promtool check metrics: %v (it is in Debian's package prometheus: make deps)\n%s", err, out)
 	}
 }
