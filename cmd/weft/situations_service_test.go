@@ -4,9 +4,13 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/weftmesh/weft/internal/testutil"
 )
@@ -53,6 +57,45 @@ var ofServices = []situation{
 		{"status", 1, "services: away for --service-withdraw-after: its backends are used only where there are no others", seeSouth},
 		{"service get shop/web", 0, "south 1 (lost)", "10.3.1.10:8080 south ready lost"},
 	}},
+}
+
+// An operator whose etcd is away says so, and so does everybody who is asked whether one leads.
+func TestBrokenOperator(t *testing.T) {
+	etcd := testutil.StartEtcd(t)
+	line := testutil.StartProxy(t, etcd.Addr())
+	line.Refuse()
+	config, socket := filepath.Join(t.TempDir(), "etcd.yaml"), filepath.Join(t.TempDir(), "operator.sock")
+	testutil.MustWriteFile(t, config, []byte("endpoints: ["+line.Endpoint()+"]\n"))
+	signals, done, log := make(chan os.Signal, 1), make(chan int, 1), new(buffer)
+	go func() {
+		done <- run(environment{
+			ctx: t.Context(), stdout: io.Discard, stderr: log, lookup: lookupIn(nil), now: time.Now, signals: func() <-chan os.Signal { return signals },
+		}, strings.Fields("operator --cluster-name east --cluster-id 1 --kvstore-config "+config+" --operator-socket "+socket))
+	}()
+	t.Cleanup(func() {
+		signals <- syscall.SIGTERM
+		if code := <-done; code != exitOK {
+			t.Errorf("the operator ends with %d\n%s", code, log)
+		}
+	})
+	status := func(code int, want ...string) {
+		t.Helper()
+		testutil.Eventually(t, time.Minute, func() error {
+			got, stdout, stderr := weft(t, map[string]string{"WEFT_OPERATOR_SOCKET": socket}, "operator", "status")
+			if got != code {
+				return fmt.Errorf("exit code %d, want %d\n%s%s", got, code, stdout, stderr)
+			}
+			return contains(stdout+stderr, want...)
+		})
+	}
+	away := []string{"etcd: not connected: ", "connection refused", "see `weft troubleshoot kvstore --kvstore-config FILE`"}
+	status(exitNot, append(away, "no replica leads: ", "see whether an operator of the cluster runs, and reaches its etcd")...)
+	line.Forward()
+	status(exitOK, "Leader: this replica")
+	line.Refuse()
+	status(exitNot, away...)
+	line.Forward()
+	status(exitOK, "Leader: this replica")
 }
 
 // TestBrokenServices is TestBrokenSituations of services, and of an agent that starts while an etcd is down.
