@@ -4,6 +4,7 @@ package bpf
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"syscall"
@@ -260,8 +261,8 @@ func TestNewHostTableRefusesNonsense(t *testing.T) {
 	}
 }
 
-// show puts a table into outer, where programs find it, and returns the memory of its map.
-func show(t testing.TB, outer *ebpf.Map, family Family, entries int, seeds [3]uint64) (*HostTable, []byte) {
+// show puts a table where programs find it, and returns the memory of its map.
+func show(t testing.TB, maps map[string]*ebpf.Map, family Family, entries int, seeds [3]uint64) (*HostTable, []byte) {
 	t.Helper()
 	spec, err := HostsSpec(family, entries)
 	if err != nil {
@@ -282,7 +283,8 @@ func show(t testing.TB, outer *ebpf.Map, family Family, entries int, seeds [3]ui
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustPut(t, outer, uint32(family-FamilyIPv4), m)
+	mustPut(t, maps[MapHosts], uint32(family-FamilyIPv4), m)
+	mustPut(t, maps[MapFast], uint32(family-FamilyIPv4), FastHead{Others: math.MaxUint64})
 	return table, memory
 }
 
@@ -330,7 +332,7 @@ func TestProgramsFindWhatTheTableHolds(t *testing.T) {
 	for family, all := range map[Family]string{FamilyIPv4: "0.0.0.0/0", FamilyIPv6: "::/0"} {
 		const elsewhere = 77
 		mustPut(t, p.Maps[MapIPCache], MakeIPCacheKey(netip.MustParsePrefix(all)), IPCacheValue{Identity: elsewhere})
-		table, memory := show(t, p.Maps[MapHosts], family, 400, seeds)
+		table, memory := show(t, p.Maps, family, 400, seeds)
 		found, hidden := 0, 0
 		for range 4000 {
 			ip := randomIP(rng, family)
@@ -382,7 +384,7 @@ func TestFastPathPackets(t *testing.T) {
 	_, seeds := randomSeeds(t)
 	tables := map[Family]*HostTable{}
 	for _, family := range families {
-		tables[family], _ = show(t, k.Maps[MapHosts], family, 10, seeds)
+		tables[family], _ = show(t, k.Maps, family, 10, seeds)
 	}
 	for prefix, identity := range identities {
 		key := MakeIPCacheKey(prefix)

@@ -42,7 +42,7 @@ var mirrors = []mirror{
 		"DualStack": {"dual_stack"}, "Underlay6": {"underlay6"}, "OverlayLax": {"overlay_lax"}, "PodCheck": {"pod_check"}, "FastLayout": {"fast_layout"}, "Pad": {"pad"},
 	}},
 	{"fast_head", reflect.TypeFor[FastHead](), map[string][]string{
-		"Seeds": {"seeds"}, "Shape": {"shape"}, "Epoch": {"epoch"}, "Pad": {"pad"},
+		"Seeds": {"seeds"}, "Shape": {"shape"}, "Epoch": {"epoch"}, "Others": {"others"}, "Pad": {"pad"},
 	}},
 	{"event", reflect.TypeFor[Event](), map[string][]string{
 		"KtimeNS": {"ktime_ns"}, "IfIndex": {"ifindex"}, "Length": {"length"},

@@ -38,7 +38,19 @@ type FastHead struct {
 	Seeds [3]uint64
 	Shape uint64 // of the directory: where it is, and in the upper half how many places it has less one; 0: there is none
 	Epoch uint64 // of lib/near.h: 0 while MapIPCache or a table is written
-	Pad   [3]uint64
+	// Others has a bit for the networks, /24 or /64, whose hosts are in a HostTable, and 0 where there are none, which spares
+	// programs the way there.
+	Others uint64
+	Pad    [2]uint64
+}
+
+// OthersBit is which bit of Others the network of an address has.
+func (h *FastHead) OthersBit(family Family, ip [16]byte) int {
+	network := binary.NativeEndian.Uint64(ip[:8])
+	if family == FamilyIPv4 {
+		network = uint64(binary.NativeEndian.Uint32(ip[:4]) & 0xff_ffff)
+	}
+	return int((network ^ h.Seeds[0]) * h.Seeds[1] >> 58)
 }
 
 // Clear makes programs that read the head ask MapIPCache, and remember nothing.
@@ -278,7 +290,7 @@ func (n *Networks) Add(ip [16]byte) error {
 		n.spare = at
 	}
 	block := uint64(n.first+n.spare) / blockWords
-	for 2*n.networks >= n.places || !n.enter(n.at, n.places, w, block) {
+	for 4*n.networks >= n.places || !n.enter(n.at, n.places, w, block) {
 		if err := n.grow(); err != nil {
 			return err
 		}

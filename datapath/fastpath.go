@@ -67,7 +67,8 @@ func newFastPath(trie prefixMap, maps *fastMaps, limit uint32, expected func() i
 		limit: int(limit), expected: expected, create: createHostTable, createNetworks: f.createNetworks, show: f.show,
 		showNetworks: f.showNetworks,
 	}
-	for _, head := range maps.heads {
+	for i, head := range maps.heads {
+		f.hosts.others[i] = others{head: head, shown: true}
 		if head.Seeds[1] == 0 { // programs have not begun to use it
 			seeds := randomSeeds()
 			head.Seeds = [3]uint64{seeds[0], seeds[1] | 1, seeds[2] | 1}
@@ -119,6 +120,9 @@ func (f *fastPath) Delete(keys []bpf.IPCacheKey) (int, error) {
 func (f *fastPath) Dump(yield func([]bpf.IPCacheKey, []bpf.IPCacheValue)) error {
 	fresh := hostSet{limit: f.hosts.limit, expected: f.hosts.expected, create: f.hosts.create, createNetworks: f.createNetworks}
 	defer fresh.Close()
+	for i, head := range f.maps.heads {
+		fresh.others[i].head = head
+	}
 	err := f.trie.Dump(func(keys []bpf.IPCacheKey, values []bpf.IPCacheValue) {
 		fresh.add(keys, values)
 		yield(keys, values)
@@ -136,6 +140,8 @@ func (f *fastPath) Dump(yield func([]bpf.IPCacheKey, []bpf.IPCacheValue)) error 
 		f.showNetworks(familyAt(i), fresh.networks[i])
 		f.hosts.tables[i], fresh.tables[i] = fresh.tables[i], f.hosts.tables[i]
 		f.hosts.networks[i], fresh.networks[i] = fresh.networks[i], f.hosts.networks[i]
+		f.hosts.others[i] = fresh.others[i]
+		f.hosts.others[i].show()
 	}
 	f.hosts.stuck, f.hosts.err, f.rebuilt = fresh.stuck, fresh.err, time.Now()
 	if err := f.freeNetworks(); err != nil {

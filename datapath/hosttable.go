@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"iter"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -28,8 +29,37 @@ type hostSet struct {
 
 	tables   [2]*hostTable // see familyIndex
 	networks [2]*hostNetworks
+	others   [2]others
 	stuck    [2]stuck
 	err      error // the last of them
+}
+
+// others counts the hosts in a table by the bits that their networks have in the head.
+type others struct {
+	head   *bpf.FastHead
+	shown  bool // programs see what is counted
+	counts [64]int
+}
+
+// add counts a host more, or one less. A bit that is wrong for a moment costs programs time.
+func (o *others) add(family bpf.Family, ip [16]byte, n int) {
+	bit := o.head.OthersBit(family, ip)
+	had := o.counts[bit] > 0
+	if o.counts[bit] += n; o.shown && had != (o.counts[bit] > 0) {
+		o.show()
+	}
+}
+
+// show tells programs.
+func (o *others) show() {
+	var word uint64
+	for bit, n := range o.counts {
+		if n > 0 {
+			word |= 1 << bit
+		}
+	}
+	o.shown = true
+	atomic.StoreUint64(&o.head.Others, word)
 }
 
 // stuck is what could not be had of a family, and is not asked for again.
@@ -72,8 +102,8 @@ func (s *hostSet) remove(keys []bpf.IPCacheKey) {
 		if !ok || s.networks[at] != nil && s.networks[at].Delete(keys[i].IP) {
 			continue
 		}
-		if s.tables[at] != nil {
-			s.tables[at].Delete(keys[i].IP)
+		if s.tables[at] != nil && s.tables[at].Delete(keys[i].IP) {
+			s.others[at].add(familyAt(at), keys[i].IP, -1)
 		}
 	}
 }
@@ -100,11 +130,18 @@ func (s *hostSet) set(at int, ip [16]byte, identity uint32) {
 	}
 	s.makeRoom(at)
 	t := s.tables[at]
-	switch {
-	case t == nil:
-	case !t.Set(ip, identity):
+	if t == nil {
+		return
+	}
+	before := t.Len()
+	if !t.Set(ip, identity) {
 		t.crowded++
-	case t.MayBeFull(ip):
+		return
+	}
+	if t.Len() > before {
+		s.others[at].add(familyAt(at), ip, 1)
+	}
+	if t.MayBeFull(ip) {
 		s.promote(at, ip)
 	}
 }
@@ -209,6 +246,7 @@ func (s *hostSet) promote(at int, ip [16]byte) {
 		if ip[last] = byte(i); identity != 0 {
 			s.networks[at].Set(ip, identity)
 			t.Delete(ip)
+			s.others[at].add(familyAt(at), ip, -1)
 		}
 	}
 }

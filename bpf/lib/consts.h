@@ -48,6 +48,9 @@
 #define BLOCK_WORDS 128
 #define NETWORKS_PROBES 8
 
+/* From 64 bits to the number of one of fast_head's others. */
+#define OTHERS_SHIFT 58
+
 /* Slots with the right tag that are looked into; by chance, a bucket has more
  * than one once in 30 times. */
 #define HOSTS_PROBES 2

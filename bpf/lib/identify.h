@@ -32,7 +32,7 @@ struct finding {
 
 /* Of the first argument of the functions for both ends, beside the family. */
 #define ENDS_SRC_NEAR 0x100 /* else it is the destination */
-#define ENDS_FAST 0x200     /* weft_fast is kept right */
+#define ENDS_FAST FIND_FAST
 
 /* The identities of both ends of a packet, the source's in the lower half, if the
  * near one is remembered and the far one in a network full of hosts; else 0.
@@ -75,14 +75,12 @@ weft_recognize_ends(__u32 ends, __u64 s1, __u64 s2, __u64 d1, __u64 d2)
 __noinline __u64
 weft_identify_ends(__u32 ends, __u64 s1, __u64 s2, __u64 d1, __u64 d2)
 {
-	bool src_near = ends & ENDS_SRC_NEAR, fast = ends & ENDS_FAST;
-	__u32 family = ends & 0xff;
+	bool src_near = ends & ENDS_SRC_NEAR;
+	__u32 how = ends & ~ENDS_SRC_NEAR;
 	__u64 near, far;
 
-	near = near_identity(fast, family, src_near ? s1 : d1,
-			     src_near ? s2 : d2);
-	far = find_identity(fast, family, src_near ? d1 : s1,
-			    src_near ? d2 : s2);
+	near = near_identity(how, src_near ? s1 : d1, src_near ? s2 : d2);
+	far = find_identity(how, src_near ? d1 : s1, src_near ? d2 : s2);
 	return src_near ? near | far << 32 : far | near << 32;
 }
 

@@ -34,18 +34,25 @@ find_prefix(__u8 family, struct ipcache_key *key)
 	return value ? value->sec_identity : IDENTITY_NONE;
 }
 
+/* Of how, beside the family: weft_fast is kept right. */
+#define FIND_FAST 0x200
+
 /* The identity of an address that is in no network full of hosts.
  *
  * Not static: verified once, by itself, whatever else a program does. */
-__noinline __u32 weft_find_identity(__u32 family, __u64 d1, __u64 d2)
+__noinline __u32 weft_find_identity(__u32 how, __u64 d1, __u64 d2)
 {
 	struct {
 		__u64 head, d1, d2;
 	} key;
-	__u32 identity;
+	const struct fast_head *head;
+	__u32 family = how & 0xff;
+	__u32 identity = IDENTITY_NONE;
 
-	identity = family == FAMILY_IPV4 ? weft_find_host4(d1) :
-					   weft_find_host6(d1, d2);
+	head = fast_head(family);
+	if (!head || !(how & FIND_FAST) || among_others(head, family, d1))
+		identity = family == FAMILY_IPV4 ? weft_find_host4(d1) :
+						   weft_find_host6(d1, d2);
 	if (identity)
 		return identity;
 	key.d1 = d1;
@@ -71,13 +78,12 @@ __noinline __u32 weft_find_in_network(__u32 family, __u64 d1, __u64 d2)
 }
 
 /* The identity of an address. IDENTITY_NONE: there is no entry, or one that says
- * nothing. fast: weft_fast is kept right. */
-static __always_inline __u32
-find_identity(bool fast, __u32 family, __u64 d1, __u64 d2)
+ * nothing. */
+static __always_inline __u32 find_identity(__u32 how, __u64 d1, __u64 d2)
 {
 	__u32 identity = IDENTITY_NONE;
 
-	if (fast)
-		identity = weft_find_in_network(family, d1, d2);
-	return identity ? identity : weft_find_identity(family, d1, d2);
+	if (how & FIND_FAST)
+		identity = weft_find_in_network(how & 0xff, d1, d2);
+	return identity ? identity : weft_find_identity(how, d1, d2);
 }

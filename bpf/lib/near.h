@@ -81,19 +81,19 @@ known_near(const struct fast_head *head, __u32 family, __u64 d1, __u64 d2)
 }
 
 /* The identity of the near end, which a CPU remembers while weft_fast is right. */
-static __always_inline __u32
-near_identity(bool fast, __u32 family, __u64 d1, __u64 d2)
+static __always_inline __u32 near_identity(__u32 how, __u64 d1, __u64 d2)
 {
+	__u32 family = how & 0xff;
 	const struct fast_head *head = fast_head(family);
 	const struct near_end *known;
 	__u32 identity;
 
-	if (!fast || !head)
-		return weft_find_identity(family, d1, d2);
+	if (!(how & FIND_FAST) || !head)
+		return weft_find_identity(how, d1, d2);
 	known = known_near(head, family, d1, d2);
 	if (known)
 		return known->identity;
-	identity = find_identity(fast, family, d1, d2);
+	identity = find_identity(how, d1, d2);
 	weft_learn_near(family, d1, d2, identity);
 	return identity;
 }

@@ -62,6 +62,16 @@ block_identity(__u64 *key, __u64 block, __u32 host)
 	       host % 2 * 32;
 }
 
+/* Whether the table of hosts.h may have an address. */
+static __always_inline bool
+among_others(const struct fast_head *head, __u32 family, __u64 d1)
+{
+	__u64 network = family == FAMILY_IPV4 ? d1 & 0xffffff : d1;
+	__u64 bit = hash_word(head->seeds, network) >> OTHERS_SHIFT;
+
+	return READ_ONCE(head->others) >> bit & 1;
+}
+
 /* The identity that the network of an IPv4 address has for it; IDENTITY_NONE if it is
  * to be looked for elsewhere. */
 static __always_inline __u32

@@ -85,7 +85,8 @@ struct fast_head {
 	__u64 seeds[3]; /* at random; the last two odd */
 	__u64 shape;    /* of networks.h; 0: there are none */
 	__u64 epoch;    /* of near.h: 0 while ipcache or a table is written */
-	__u64 pad[3];
+	__u64 others;   /* bits of the networks whose hosts are in a table of hosts.h */
+	__u64 pad[2];
 };
 
 /* How sure a CPU is of what it remembers of an address. */
