@@ -80,7 +80,12 @@ for d in etc var; do
 done
 mount --rbind "$2" /mnt # where each sees what the others keep
 mount --rbind /mnt/bin /usr/local/bin
-awk '$3 == "cgroup2" { print $2 }' /proc/self/mounts | while read -r d; do umount --lazy "$d"; done
+# Others' mounts of the hierarchy, which may go by themselves with their directories meanwhile.
+for ((i = 0; i < 1000; i++)); do
+	d=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/self/mounts)
+	[ -n "$d" ] || break
+	umount --lazy "$d" || true
+done
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 for d in run tmp root; do mount -t tmpfs tmpfs /$d; done
 mount -t bpf bpf /sys/fs/bpf
