@@ -47,6 +47,8 @@ type Diagnosis struct {
 	TunnelPort uint16
 	// ServiceCgroup is the cgroup whose sockets are to reach services; "": see [DefaultCgroup].
 	ServiceCgroup string
+	// ServiceNetNSDir is where the network namespaces of pods have names, see [Config]; "": nowhere.
+	ServiceNetNSDir string
 
 	proc, sys string // where those file systems are
 }

@@ -53,6 +53,7 @@ func (e *examiner) services() {
 	if !used {
 		return // whoever is there is in nobody's way
 	}
+	e.podNamespaces()
 	for _, p := range bpf.ServicePrograms {
 		e.servicesBeside(cgroup, path, p)
 	}
@@ -145,6 +146,30 @@ func cgroupFlags(dir string, attach ebpf.AttachType) (flags, count uint32, err e
 		return 0, 0, errno
 	}
 	return query.attachFlags, query.count, nil
+}
+
+// podNamespaces looks at where connected UDP sockets of pods can be ended.
+func (e *examiner) podNamespaces() {
+	const name = "connected UDP of pods"
+	if e.ServiceNetNSDir == "" {
+		e.fine(name, "stay with backends that are gone, as --service-netns-dir names no network namespaces")
+		return
+	}
+	ender, err := newSocketEnder(nil, e.ServiceNetNSDir)
+	if err != nil {
+		e.warn(name, oneLine(err), asAgent)
+		return
+	}
+	defer ender.Close()
+	switch found := ender.end(nil); {
+	case found.err != nil:
+		e.warn(name, "cannot be tried: "+oneLine(found.err), asAgent)
+	case found.namespaces == 1:
+		e.warn(name, "no network namespace has a name in "+e.ServiceNetNSDir,
+			"nothing, if there are no pods; else name the directory of their runtime with --service-netns-dir")
+	default:
+		e.fine(name, "are ended in %d network namespaces of %s", found.namespaces-1, e.ServiceNetNSDir)
+	}
 }
 
 // servicesAttached looks at the links that an agent left.

@@ -133,6 +133,23 @@ func TestServiceNamespacesNeedPrivileges(t *testing.T) {
 	})
 }
 
+func TestDiagnosePodNamespaces(t *testing.T) {
+	pods := newNetworks(t, 2)
+	for dir, want := range map[string]Finding{
+		"":          {Level: Fine, Detail: "stay with backends"},
+		pods.dir:    {Level: Fine, Detail: "are ended in 2 network namespaces of " + pods.dir},
+		t.TempDir(): {Level: Warning, Detail: "no network namespace has a name in"},
+	} {
+		e := examiner{Diagnosis: Diagnosis{ServiceNetNSDir: dir}}
+		e.podNamespaces()
+		wantFinding(t, e.found, want.Level, "connected UDP of pods", want.Detail)
+	}
+	var e examiner
+	e.ServiceNetNSDir = pods.dir
+	withoutCapability(t, unix.CAP_SYS_ADMIN, e.podNamespaces)
+	wantFinding(t, e.found, Warning, "connected UDP of pods", "cannot be tried")
+}
+
 func inodeOfThread(t *testing.T) uint64 {
 	t.Helper()
 	file, err := os.Open("/proc/thread-self/ns/net")

@@ -18,7 +18,7 @@ const kindDiagnosis = "Diagnosis"
 const defaultTunnelPort = 8472
 
 // diagnosedOptions are those of the agent that a diagnosis goes by.
-var diagnosedOptions = []string{"devices", "tunnel-port", "service-cgroup"}
+var diagnosedOptions = []string{"devices", "tunnel-port", "service-cgroup", "service-netns-dir"}
 
 // finding is one line of a diagnosis as JSON.
 type finding struct {
@@ -36,6 +36,7 @@ func diagnoseCommand(env environment, c *clientOptions) *cobra.Command {
 		devices []string
 		port    uint16
 		cgroup  string
+		netns   string
 	)
 	cmd := newCommand("diagnose", "Look for what on this machine is in weft's way", func(cmd *cobra.Command, _ []string) error {
 		// What is not given is the running agent's, so that its settings are judged, and not the defaults.
@@ -46,7 +47,7 @@ func diagnoseCommand(env environment, c *clientOptions) *cobra.Command {
 				}
 			}
 		}
-		found := datapath.Diagnose(datapath.Diagnosis{BPFFS: c.bpffs, Devices: devices, TunnelPort: port, ServiceCgroup: cgroup})
+		found := datapath.Diagnose(datapath.Diagnosis{BPFFS: c.bpffs, Devices: devices, TunnelPort: port, ServiceCgroup: cgroup, ServiceNetNSDir: netns})
 		if err := printDiagnosis(env, out, found); err != nil {
 			return err
 		}
@@ -62,6 +63,8 @@ func diagnoseCommand(env environment, c *clientOptions) *cobra.Command {
 		"`names` of network devices that are to have programs (default: the running agent's, else those of the default routes)")
 	cmd.Flags().Uint16Var(&port, "tunnel-port", defaultTunnelPort, "UDP `port` of the overlay")
 	cmd.Flags().StringVar(&cgroup, "service-cgroup", "", "`directory` of the cgroup whose sockets are to reach services (default: the running agent's, else the root)")
+	cmd.Flags().StringVar(&netns, "service-netns-dir", "",
+		"`directory` with the network namespaces of pods whose connected UDP sockets are to end with their backends (default: the running agent's, else none)")
 	return cmd
 }
 
