@@ -58,7 +58,7 @@ func TestEndpointAddAndRemove(t *testing.T) {
 // Mistakes on the command line are told before any agent is asked.
 func TestEndpointUsage(t *testing.T) {
 	for args, want := range map[string]string{
-		"add":                                "accepts 1 arg(s)",
+		"add":                                "NAME is missing (see `weft endpoint add --help`)",
 		"add a":                              "--ip: an endpoint has at least one address",
 		"add a --ip 10.1.1":                  `"10.1.1" is not an IP address`,
 		"add a --ip 127.0.0.1":               "127.0.0.1 cannot be",
@@ -68,8 +68,8 @@ func TestEndpointUsage(t *testing.T) {
 		"add a --ip 10.1.1.1 --port http=0":  `"http=0": want name=number`,
 		"add a --ip 10.1.1.1 --port h=70000": `"h=70000": want name=number`,
 		"add a --ip 10.1.1.1 --id 65536":     "invalid argument",
-		"remove":                             "accepts 1 arg(s)",
-		"remove a b":                         "accepts 1 arg(s)",
+		"remove":                             "NAME is missing (see `weft endpoint remove --help`)",
+		"remove a b":                         `there is an argument too many: "b"`,
 	} {
 		code, stdout, stderr := weft(t, map[string]string{"WEFT_API_SOCKET": "/nonexistent"}, append([]string{"endpoint"}, strings.Fields(args)...)...)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, want) {

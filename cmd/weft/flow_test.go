@@ -24,7 +24,6 @@ func TestFlowFilters(t *testing.T) {
 		"":                                    {web, ping, other},
 		"--cluster west":                      {web},
 		"--cluster east":                      {web, ping},
-		"--cluster nowhere":                   nil,
 		"--identity 131329":                   {web},
 		"--identity 65793,world-ipv6":         {web, ping},
 		"--identity world-ipv6":               {ping},
@@ -62,6 +61,10 @@ func TestFlowFilters(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("flows %s (-want +got)\n%s", args, diff)
 		}
+	}
+	code, stdout, stderr := weft(t, env, "flows", "--cluster", "nowhere")
+	if want := "weft: cluster nowhere is not followed: not found: there are west, east\n"; code != exitNot || stdout != "" || stderr != want {
+		t.Errorf("flows of a cluster that nobody knows: exit code %d, %q, %q, want %q", code, stdout, stderr, want)
 	}
 }
 

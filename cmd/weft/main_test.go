@@ -485,7 +485,7 @@ func TestExitCodes(t *testing.T) {
 
 func TestBadEnvironmentIsUsage(t *testing.T) {
 	code, _, stderr := weft(t, map[string]string{"WEFT_OUTPUT": "xml"}, "version")
-	const want = "weft: WEFT_OUTPUT=\"xml\": want table, wide, tsv, json, yaml, or jsonpath= and a path such as {.items[*].prefix} (see `weft --help`)\n"
+	const want = "weft: WEFT_OUTPUT=\"xml\": want table, wide, tsv, json, yaml, or jsonpath= and a path such as {.items[*].prefix} (see `weft version --help`)\n"
 	if code != 2 || stderr != want {
 		t.Errorf("exit code %d, stderr %q, want 2, %q", code, stderr, want)
 	}
