@@ -170,7 +170,7 @@ func otherBuild(t *testing.T) string {
 			t.Fatal(err)
 		}
 		object := filepath.Join(dir, filepath.Base(committed))
-		command(t, "clang-19", "-target", "bpfel", "-O2", "-g", "-mcpu=v1", "-mllvm", "-no-stack-coloring",
+		command(t, "clang-19", "-target", "bpfel", "-O2", "-g", "-mcpu=v3", "-mllvm", "-no-stack-coloring",
 			"-idirafter", "/usr/include/x86_64-linux-gnu", "-idirafter", "/usr/include/aarch64-linux-gnu", "-c", source, "-o", object)
 		command(t, "llvm-strip-19", "-g", object)
 		overlay.Replace[committed] = object
