@@ -296,7 +296,7 @@ type prober struct {
 func newProber(t testing.TB) prober {
 	t.Helper()
 	testutil.RequireRoot(t)
-	spec, err := measure.LoadLookup()
+	spec, err := measure.LoadTry()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,10 +313,10 @@ func newProber(t testing.TB) prober {
 
 func (p prober) find(t testing.TB, family Family, ip [16]byte) uint32 {
 	t.Helper()
-	order := measure.Measurement{Lookups: 1, Length: 1}
+	order := measure.Measurement{Length: 1}
 	mustPut(t, p.Maps[measure.LookupMapMeasureList], uint32(0), IPCacheKey{Family: family, IP: ip})
 	mustPut(t, p.Maps[measure.LookupMapMeasureOrder], uint32(0), order)
-	if _, err := p.Programs[measure.LookupProgMeasureIdentity].Run(&ebpf.RunOptions{Data: make([]byte, 64)}); err != nil {
+	if _, err := p.Programs[measure.LookupProgTryIdentity].Run(&ebpf.RunOptions{Data: make([]byte, 64)}); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Maps[measure.LookupMapMeasureOrder].Lookup(uint32(0), &order); err != nil {

@@ -58,7 +58,7 @@ func (b *fastBench) seen(addr string) uint32 {
 	if err := b.coll.Maps[measure.LookupMapMeasureList].Put(uint32(0), key); err != nil {
 		b.t.Fatal(err)
 	}
-	return look(b.t, b.coll, measure.LookupProgMeasureIdentity, 1, 1).Last
+	return look(b.t, b.coll, measure.LookupProgTryIdentity, 1, 1).Last
 }
 
 func (b *fastBench) want(addr string, id uint32) {

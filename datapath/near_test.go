@@ -36,7 +36,7 @@ func (b *nearBench) find(i, times int) uint32 {
 	if err := b.coll.Maps[measure.LookupMapMeasureList].Put(uint32(0), key); err != nil {
 		b.t.Fatal(err)
 	}
-	return look(b.t, b.coll, measure.LookupProgMeasureNear, uint32(times), 1).Last
+	return look(b.t, b.coll, measure.LookupProgTryNear, uint32(times), 1).Last
 }
 
 // known is how many addresses the CPUs are sure of.

@@ -25,7 +25,7 @@ func newMeasure(t testing.TB, maps *ebpf.Collection, list, entries uint32) *ebpf
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
 	}
-	spec, err := measure.LoadLookup()
+	spec, err := measure.LoadTry()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,12 +57,12 @@ func fastMapsOf(t testing.TB, coll *ebpf.Collection) *fastMaps {
 	return maps
 }
 
-// look runs a program over a list of which the first entries are set.
-func look(t testing.TB, coll *ebpf.Collection, program string, lookups, length uint32) measure.Measurement {
-	order := measure.Measurement{Lookups: lookups, Length: length}
+// look runs a program so many times over a list of which the first entries are set.
+func look(t testing.TB, coll *ebpf.Collection, program string, times, length uint32) measure.Measurement {
+	order := measure.Measurement{Length: length}
 	err := coll.Maps[measure.LookupMapMeasureOrder].Put(uint32(0), order)
 	if err == nil {
-		_, err = coll.Programs[program].Run(&ebpf.RunOptions{Data: make([]byte, 64)})
+		_, err = coll.Programs[program].Run(&ebpf.RunOptions{Data: make([]byte, 64), Repeat: times})
 	}
 	if err == nil {
 		err = coll.Maps[measure.LookupMapMeasureOrder].Lookup(uint32(0), &order)
@@ -191,7 +191,7 @@ func (o *torture) probe(i int) {
 	if err := o.prober.Maps[measure.LookupMapMeasureList].Put(uint32(0), key); err != nil {
 		o.t.Error(err)
 	}
-	if got := look(o.t, o.prober, measure.LookupProgMeasureIdentity, 1, 1).Last; got != want {
+	if got := look(o.t, o.prober, measure.LookupProgTryIdentity, 1, 1).Last; got != want {
 		o.t.Errorf("%v: a program finds %#x, want %#x", o.keys[i], got, want)
 	}
 }
@@ -219,7 +219,7 @@ func TestLookupsDuringChanges(t *testing.T) {
 		readers.Go(func() {
 			var sum measure.Measurement
 			for !done.Load() {
-				m := look(t, coll, measure.LookupProgMeasureCheck, uint32(keys), uint32(keys))
+				m := look(t, coll, measure.LookupProgTryCheck, uint32(keys), uint32(keys))
 				sum.Known, sum.Wrong, sum.Stale, sum.Absent = sum.Known+m.Known, sum.Wrong+m.Wrong, sum.Stale+m.Stale, sum.Absent+m.Absent
 			}
 			t.Logf("reader %d: %d lookups found an identity", r, sum.Known)

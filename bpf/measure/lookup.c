@@ -2,10 +2,13 @@
 
 //go:build ignore
 
-/* Many lookups in one run, by the very code of the programs that ship: each
- * address comes from a list, as with real traffic, and no lookup begins before
- * the last has ended, as with real packets. measure_nothing does all but the
- * lookup: what it takes is to be subtracted. */
+/* Lookups by the very code of the programs that ship: each address comes from a
+ * list, as with real traffic.
+ *
+ * The programs measure_* make many in one run, of which none begins before the
+ * last has ended, as with real packets. measure_nothing does all but the lookup:
+ * what it takes is to be subtracted. The programs try_* make one in a run, and go
+ * on where they ended: kernels before 5.17 have no bpf_loop. */
 
 #include <linux/bpf.h>
 
@@ -20,16 +23,16 @@ struct measurement {
 	__u32 length;  /* of the list */
 	__u32 known;   /* lookups with an identity */
 	__u32 last;    /* the identity that the last lookup found */
-	__u32 wrong;   /* measure_check: identities of other addresses */
-	__u32 stale;   /* measure_check: older than one that was seen before */
-	__u32 absent;  /* measure_check: none, where there always is one */
+	__u32 wrong;   /* try_check: identities of other addresses */
+	__u32 stale;   /* try_check: older than one that was seen before */
+	__u32 absent;  /* try_check: none, where there always is one */
 };
 
-/* Of the identities that measure_check expects, the low bits count the changes
+/* Of the identities that try_check expects, the low bits count the changes
  * of the entry, the others are a checksum of the address. */
 #define VERSION_BITS 12
 
-/* prefixlen is 0. For measure_check, pad1 tells that there always is an entry,
+/* prefixlen is 0. For try_check, pad1 tells that there always is an entry,
  * and cluster_id is the newest version that was seen. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -129,16 +132,6 @@ static long step_identity(__u32 i, struct measurement *m)
 	return step(m, IDENTITY);
 }
 
-static long step_near(__u32 i, struct measurement *m)
-{
-	return step(m, NEAR);
-}
-
-static long step_check(__u32 i, struct measurement *m)
-{
-	return step(m, CHECK);
-}
-
 static __always_inline int
 measure(long (*step)(__u32, struct measurement *))
 {
@@ -172,17 +165,32 @@ int measure_identity(struct __sk_buff *skb)
 	return measure(step_identity);
 }
 
-SEC("tc")
-int measure_near(struct __sk_buff *skb)
+static __always_inline int try(const enum way way)
 {
-	return measure(step_near);
+	struct measurement *order;
+	__u32 zero = 0;
+
+	order = bpf_map_lookup_elem(&measure_order, &zero);
+	return order ? step(order, way) : 1;
+}
+
+SEC("tc")
+int try_identity(struct __sk_buff *skb)
+{
+	return try(IDENTITY);
+}
+
+SEC("tc")
+int try_near(struct __sk_buff *skb)
+{
+	return try(NEAR);
 }
 
 /* Counts answers that no order of writes makes right. */
 SEC("tc")
-int measure_check(struct __sk_buff *skb)
+int try_check(struct __sk_buff *skb)
 {
-	return measure(step_check);
+	return try(CHECK);
 }
 
 /* A program that does nothing, on the hook of those that ship. */

@@ -29,12 +29,13 @@ const (
 	LookupMapWeftNear         = "weft_near"
 	LookupMapWeftNetworks     = "weft_networks"
 	LookupMapWeftPods         = "weft_pods"
-	LookupProgMeasureCheck    = "measure_check"
 	LookupProgMeasureEmpty    = "measure_empty"
 	LookupProgMeasureIdentity = "measure_identity"
-	LookupProgMeasureNear     = "measure_near"
 	LookupProgMeasureNothing  = "measure_nothing"
 	LookupProgMeasureTrie     = "measure_trie"
+	LookupProgTryCheck        = "try_check"
+	LookupProgTryIdentity     = "try_identity"
+	LookupProgTryNear         = "try_near"
 )
 
 // LoadLookup returns the embedded CollectionSpec for Lookup.
@@ -79,12 +80,13 @@ type LookupSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type LookupProgramSpecs struct {
-	MeasureCheck    *ebpf.ProgramSpec `ebpf:"measure_check"`
 	MeasureEmpty    *ebpf.ProgramSpec `ebpf:"measure_empty"`
 	MeasureIdentity *ebpf.ProgramSpec `ebpf:"measure_identity"`
-	MeasureNear     *ebpf.ProgramSpec `ebpf:"measure_near"`
 	MeasureNothing  *ebpf.ProgramSpec `ebpf:"measure_nothing"`
 	MeasureTrie     *ebpf.ProgramSpec `ebpf:"measure_trie"`
+	TryCheck        *ebpf.ProgramSpec `ebpf:"try_check"`
+	TryIdentity     *ebpf.ProgramSpec `ebpf:"try_identity"`
+	TryNear         *ebpf.ProgramSpec `ebpf:"try_near"`
 }
 
 // LookupMapSpecs contains maps before they are loaded into the kernel.
@@ -175,22 +177,24 @@ type LookupVariables struct {
 //
 // It can be passed to LoadLookupObjects or ebpf.CollectionSpec.LoadAndAssign.
 type LookupPrograms struct {
-	MeasureCheck    *ebpf.Program `ebpf:"measure_check"`
 	MeasureEmpty    *ebpf.Program `ebpf:"measure_empty"`
 	MeasureIdentity *ebpf.Program `ebpf:"measure_identity"`
-	MeasureNear     *ebpf.Program `ebpf:"measure_near"`
 	MeasureNothing  *ebpf.Program `ebpf:"measure_nothing"`
 	MeasureTrie     *ebpf.Program `ebpf:"measure_trie"`
+	TryCheck        *ebpf.Program `ebpf:"try_check"`
+	TryIdentity     *ebpf.Program `ebpf:"try_identity"`
+	TryNear         *ebpf.Program `ebpf:"try_near"`
 }
 
 func (p *LookupPrograms) Close() error {
 	return _LookupClose(
-		p.MeasureCheck,
 		p.MeasureEmpty,
 		p.MeasureIdentity,
-		p.MeasureNear,
 		p.MeasureNothing,
 		p.MeasureTrie,
+		p.TryCheck,
+		p.TryIdentity,
+		p.TryNear,
 	)
 }
 

@@ -29,17 +29,13 @@ type suite struct {
 const aboutLinks = "TestDeviceComesAndGoes|TestDeviceMovesAway|TestRenamedDeviceKeepsItsLinks|TestDeselectedDevice|" +
 	"TestOlderProgramIsUpdatedInPlace|TestDeadLinksAreReplaced|TestLink.*"
 
-// aboutLookups look many addresses up in one run of a program, by bpf_loop.
-const aboutLookups = "TestFastPathHoldsHosts|TestFastPathOrder|TestFastPathIsPartOfTheMap|TestFastPathWithoutMemory|TestFastPathGrows|TestFastPathCheck|" +
-	"TestLookupsDuringChanges|TestNearEnds.*"
-
 var suites = []suite{
 	// The live tests attach programs to devices by links.
 	// Before 5.16 the kernel does not tell how many instructions it verified, and before 5.11 two capabilities do not suffice.
 	{pkg: "bpf", olderSkip: "^TestLive", oldestSkip: "^TestLive|^(TestVerifiedInstructions|TestLoadWithTwoCapabilities)$"},
 	// These look at links. What they prove of links, TestFilter* and the rest prove of filters. Before 5.16 the trie does not
-	// let entries be changed once it is full, either, and before 5.17 there is no bpf_loop.
-	{pkg: "datapath", olderSkip: "^(" + aboutLinks + ")$", oldestSkip: "^(" + aboutLinks + "|" + aboutLookups + "|TestKernelMapFull)$"},
+	// let entries be changed once it is full, either.
+	{pkg: "datapath", olderSkip: "^(" + aboutLinks + ")$", oldestSkip: "^(" + aboutLinks + "|TestKernelMapFull)$"},
 }
 
 // tcx is the first series with links of programs to devices (bpf_link for tcx). Before it weft attaches by filters.
