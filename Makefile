@@ -141,8 +141,8 @@ packages: ## build the .deb and .rpm (needs Go only); GOARCH=arm64 for another m
 sbom: build ## list what each binary is made of (CycloneDX) in bin/*.cdx.json
 	@for binary in weft weft-lab; do go run ./deploy/sbom $(BIN)/$$binary >$(BIN)/$$binary.cdx.json && echo $(BIN)/$$binary.cdx.json; done
 
-vulncheck: ## look for known weaknesses in what is linked (VULNDB=file:///DIRECTORY: https://vuln.go.dev/vulndb.zip, unpacked there)
-	go run golang.org/x/vuln/cmd/govulncheck@v1.8.0 -db $(or $(VULNDB),https://vuln.go.dev) ./...
+vulncheck: ## look for known weaknesses in what is linked (VULNDB=file:///DIRECTORY: a copy of its database)
+	go run golang.org/x/vuln/cmd/govulncheck@v1.8.0 $(if $(VULNDB),-db $(VULNDB)) ./...
 
 test-packages: ## install, crash, upgrade and remove .deb and .rpm in a Debian with systemd in QEMU (FROM=commit; about six minutes)
 	@.ci/deps $(VM_DEBS)

@@ -30,7 +30,7 @@ var (
 	fileName = regexp.MustCompile(`^# (/[\w./-]+)$`)
 	// goesOn are commands that end when somebody ends them.
 	goesOn = regexp.MustCompile(`^((bin/)?weft agent |weft operator --|weft (flows|monitor)( .*)? (-f|--follow)|weft( .*)? (watch|--watch|-w)( |$)|etcd |while |` +
-		`weft-lab exec \S+ weft-lab (serve|request .* --every))`)
+		`weft-lab exec (--outside-cgroup )?\S+ weft-lab (serve|request .* --every))`)
 	// reads are commands that change nothing: they are asked again while what the page shows is still on its way.
 	reads = regexp.MustCompile(`^(weft-lab (--state-dir \S+ )?exec \S+ )?(` +
 		`(bin/)?weft (status|explain|ip|node|identity|service|endpoint (list|get)|clusters (list|get|rejected)|bpf|flows|top|verify( -|$)|metrics|page|` +
