@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weftmesh/weft/internal/testutil"
@@ -72,6 +73,27 @@ func TestTagTellsTheCode(t *testing.T) {
 
 // loadOnly, in the environment, makes TestLoadWithTwoCapabilities load the programs and nothing else.
 const loadOnly = "WEFT_TEST_LOAD_ONLY"
+
+// No program writes to the kernel's trace: whoever debugs takes that out again.
+func TestNoProgramTraces(t *testing.T) {
+	all := specs(t)
+	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"sock": LoadSock, "to_backend": LoadToBackend, "to_client": LoadToClient} {
+		spec, err := load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[name] = spec
+	}
+	for object, spec := range all {
+		for name, program := range spec.Programs {
+			for i, ins := range program.Instructions {
+				if ins.IsBuiltinCall() && (ins.Constant == int64(asm.FnTracePrintk) || ins.Constant == int64(asm.FnTraceVprintk)) {
+					t.Errorf("%s: %s: instruction %d calls %v", object, name, i, asm.BuiltinFunc(ins.Constant))
+				}
+			}
+		}
+	}
+}
 
 // TestLoadWithTwoCapabilities runs itself again as an ordinary user with CAP_BPF and CAP_NET_ADMIN alone.
 func TestLoadWithTwoCapabilities(t *testing.T) {
