@@ -80,18 +80,23 @@ func newHostNetworks(outer *ebpf.Map, family bpf.Family, generation int, seeds [
 }
 
 // clear takes all memory of the generation away from programs. The kernel returns from each removal when no program that
-// was running then is running any more.
+// was running then is running any more, and before Linux 6.8 from each look, too. So pieces are taken from the last to the first,
+// as they are put from the first to the last: behind one that is missing there is none, whoever was killed meanwhile.
 func (n *hostNetworks) clear() error {
-	first := bpf.NetworksSlot(n.family, n.generation)
-	for at := first; at < first+bpf.NetworksSlots; at++ {
+	first, there := bpf.NetworksSlot(n.family, n.generation), uint32(0)
+	var err error
+	for ; there < bpf.NetworksSlots && err == nil; there++ {
 		var id uint32
-		err := n.outer.Lookup(at, &id)
-		if err == nil {
-			err = n.outer.Delete(at)
-		}
-		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("take networks of %v hosts out of map %s: %w", n.family, bpf.MapNetworks, err)
-		}
+		err = n.outer.Lookup(first+there, &id)
+	}
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		there, err = there-1, nil
+	}
+	for ; there > 0 && err == nil; there-- {
+		err = n.outer.Delete(first + there - 1)
+	}
+	if err != nil {
+		return fmt.Errorf("take networks of %v hosts out of map %s: %w", n.family, bpf.MapNetworks, err)
 	}
 	return nil
 }
