@@ -79,7 +79,7 @@ func parseArgs(args []string, stderr io.Writer) (options, error) {
 	flags := flag.NewFlagSet("kernels", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&opts.run, "run", anyTest, "run the tests that match this `regexp`")
-	flags.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "the most that one test binary may take")
+	flags.DurationVar(&opts.timeout, "timeout", 30*time.Minute, "the most that one test binary may take")
 	flags.BoolVar(&opts.verbose, "v", false, "show everything that the tests print")
 	pkg := flags.String("pkg", "", "run the tests of this `package` only")
 	if err := flags.Parse(args); err != nil {

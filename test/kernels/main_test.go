@@ -19,12 +19,12 @@ import (
 
 func TestArguments(t *testing.T) {
 	opts, err := parseArgs([]string{"-v", "-run", "TestX", "-pkg", "bpf", "6.1", "6.6"}, io.Discard)
-	want := options{series: []string{"6.1", "6.6"}, suites: suites[:1], run: "TestX", timeout: 10 * time.Minute, verbose: true}
+	want := options{series: []string{"6.1", "6.6"}, suites: suites[:1], run: "TestX", timeout: 30 * time.Minute, verbose: true}
 	if diff := cmp.Diff(want, opts, cmp.AllowUnexported(options{}, suite{})); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 	opts, err = parseArgs(nil, io.Discard)
-	want = options{series: []string{"5.10", "6.1", "6.12"}, suites: suites, run: ".", timeout: 10 * time.Minute}
+	want = options{series: []string{"5.10", "6.1", "6.12"}, suites: suites, run: ".", timeout: 30 * time.Minute}
 	if diff := cmp.Diff(want, opts, cmp.AllowUnexported(options{}, suite{})); err != nil || diff != "" {
 		t.Errorf("defaults: %v (-want +got):\n%s", err, diff)
 	}
