@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"slices"
@@ -52,7 +51,7 @@ func openConntrack(dir *pinDir, places *ebpf.Map, flows uint32, log *slog.Logger
 			closeMaps(r.now, r.next)
 		}
 	}()
-	if r.now, err = openOrMakeConntrack(path, spec, log); err != nil {
+	if r.now, err = openTranslationMap(path, spec, true, log); err != nil {
 		return nil, err
 	}
 	if err := r.resume(spec); err != nil {
@@ -82,27 +81,6 @@ func openConntrack(dir *pinDir, places *ebpf.Map, flows uint32, log *slog.Logger
 	}
 	_ = r.next.Close() // an earlier agent's replacement, for another size: it is replaced in turn
 	return openConntrack(dir, places, flows, log)
-}
-
-// openOrMakeConntrack opens the pinned conntrack, of whatever size. One of another layout is made anew: what was in it can be
-// done without, since a flow that is not known gets the backend that it had.
-func openOrMakeConntrack(path string, spec *ebpf.MapSpec, log *slog.Logger) (*ebpf.Map, error) {
-	m, err := ebpf.LoadPinnedMap(path, nil)
-	if err == nil {
-		like := spec.Copy()
-		like.MaxEntries = m.MaxEntries()
-		if err = like.Compatible(m); err == nil {
-			return m, nil
-		}
-		_ = m.Close()
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		log.Info("map made anew, without its content", "pin", path, "because", oneLine(err))
-	}
-	if err := removePin(path); err != nil {
-		return nil, err
-	}
-	return createMap(path, spec)
 }
 
 // conntrackReplacement is one conntrack on its way into the place of another.

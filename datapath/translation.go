@@ -75,7 +75,7 @@ func (d *Datapath) openTranslation(dir *pinDir, s *services) (_ *translation, er
 			all[name] = shared
 			continue
 		}
-		if t.maps[name], err = openTranslationMap(dir.file(pinServicesDir, servicePins[name]), m, d.cfg.Log); err != nil {
+		if t.maps[name], err = openTranslationMap(dir.file(pinServicesDir, servicePins[name]), m, false, d.cfg.Log); err != nil {
 			return nil, err
 		}
 		all[name] = t.maps[name]
@@ -110,12 +110,16 @@ func (d *Datapath) closeTranslation(t *translation) {
 	t.Close()
 }
 
-// openTranslationMap opens a pinned map, or makes and pins it. One of another version is made anew: what was in it can be
+// openTranslationMap opens a pinned map, of its size or of any, or makes and pins it. One of another version is made anew: what was in it can be
 // done without, since a flow that is not known gets the backend that it had.
-func openTranslationMap(path string, spec *ebpf.MapSpec, log *slog.Logger) (*ebpf.Map, error) {
+func openTranslationMap(path string, spec *ebpf.MapSpec, anySize bool, log *slog.Logger) (*ebpf.Map, error) {
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
-		if err = spec.Compatible(m); err == nil {
+		like := spec.Copy()
+		if anySize {
+			like.MaxEntries = m.MaxEntries()
+		}
+		if err = like.Compatible(m); err == nil {
 			return m, nil
 		}
 		_ = m.Close()
